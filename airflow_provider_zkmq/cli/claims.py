@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..inspection.records import payload
+from ..inspection.wording import facts
 from .connection import QUEUE, Cli
 from .options import TASK, UsageError, at_most_one, choice, flag, operand, option, pairs, read_file, span
-from .output import facts, payload, spread, warn
+from .output import warn
 from .verbs import verb
 
 if TYPE_CHECKING:
@@ -44,13 +46,11 @@ def claim(
         warn(f"nothing to claim in {queue}")
         return cli.say({"queue": queue, "id": None}, "", NOTHING)
     task = claimed.task
-    data = payload("data", task.data)
-    head = {"id": task.id, "token": claimed.token, "attempt": task.attempt}
-    more = {"lease": lease, "priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+    value = {"queue": queue, "id": task.id, "token": claimed.token, "attempt": task.attempt, "lease": lease}
+    value |= {"priority": task.priority, "filters": task.filters, "metadata": task.metadata}
+    value |= payload("data", task.data)
     try:
-        return cli.say(
-            {"queue": queue, **head, **more, **data}, facts({**head, "filters": spread(task.filters), **data})
-        )
+        return cli.say(value, facts(value))
     except OSError:
         claimed.release()  # nobody learned the token
         raise

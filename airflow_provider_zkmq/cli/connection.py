@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-import threading
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..environment import FILES, environment_options
-from .options import COMMON, PATIENT, QUICK, operand, read_file, starting
-from .output import say
+from .options import COMMON, PATIENT, QUICK, UsageError, operand, read_file, starting
+from .output import one_line, say, warn
 
 if TYPE_CHECKING:
     from ..engine import AnyClient, AnyQueue
-
-_LOOK = 0.3
 
 
 @dataclass(slots=True)
@@ -29,13 +25,10 @@ class Cli:
 
     hosts: str
     root: str
-    auth: str | None = field(repr=False)
     as_json: bool
-    session_timeout: float | None
     connect_timeout: float | None
-    request_timeout: float | None = None
-    access: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The options ``tls``, which may hold a password, and ``allow_open``."""
+    options: Mapping[str, Any] = field(repr=False)
+    """What else `Zkmq.connect` is given; it may hold passwords."""
     secret: frozenset[str] = frozenset()
     """The variables of the environment that the command line names as holding a password."""
     hosts_given: bool = False
@@ -52,14 +45,11 @@ class Cli:
             ctx = ctx.parent
         options = environment_options(given.get, read_file)
         return cls(
-            hosts=options["hosts"],
-            root=options["root"],
-            auth=options["auth"],
+            hosts=options.pop("hosts"),
+            root=options.pop("root"),
             as_json=bool(given.get("json")),
-            session_timeout=given.get("session_timeout"),
             connect_timeout=given.get("connect_timeout"),
-            request_timeout=given.get("request_timeout"),
-            access={name: options[name] for name in ("tls", "allow_open")},
+            options=options | {name: given.get(name) for name in ("session_timeout", "request_timeout")},
             secret=frozenset(filter(None, [given.get("tls_key_password_env")])),
             hosts_given="hosts" in given,
         )
@@ -68,27 +58,32 @@ class Cli:
         """The connection; by default one that takes no part in clean-up.
 
         `seconds`: for how many seconds a server is waited for where the command line does not say it; one that listens,
-        and may just be slow, for longer. Raises what `Zkmq.connect` does.
+        and may just be slow, for longer. After the first second in vain people are told. Raises what `Zkmq.connect`
+        does.
         """
         if self._client is None:
             self._client = self._connect(gc=gc, seconds=seconds)
         return self._client
 
     def _connect(self, *, gc: bool, seconds: float) -> AnyClient:
-        from ..engine import ConnectionConfig, Unavailable, Zkmq
+        from ..engine import Unavailable, Zkmq
 
-        spans = {"session_timeout": self.session_timeout, "request_timeout": self.request_timeout}
-        connect = partial(Zkmq.connect, self.hosts, self.root, gc=gc, auth=self.auth, **spans, **self.access)
-        if self.hosts.startswith(FILES) or self.connect_timeout is not None:
-            return connect(connect_timeout=self.connect_timeout)
+        connect = partial(Zkmq.connect, self.hosts, self.root, gc=gc, **self.options)
+        longest = self.connect_timeout
+        if self.hosts.startswith(FILES) or (longest is not None and longest <= QUICK):
+            return connect(connect_timeout=longest)
         try:
-            return connect(connect_timeout=seconds)
+            return connect(connect_timeout=QUICK)
         except Unavailable as error:
             if type(error) is not Unavailable:  # others do not mend by waiting
                 raise
-            if seconds < PATIENT and anybody_listens(ConnectionConfig.of(self.hosts).hosts, _LOOK):
-                return connect(connect_timeout=PATIENT)
-            raise Unavailable(f"{error}; --timeout waits longer") from None
+            if longest is None:
+                longest = seconds if error.nobody_listens else PATIENT
+            if longest <= QUICK:
+                raise Unavailable(f"{error}; --timeout waits longer") from None
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + longest))
+            warn(f"no answer yet: {error.met or self.hosts}; trying until {until} ({longest:g} s)")
+        return connect(connect_timeout=longest)
 
     def queue(self, name: str) -> AnyQueue:
         """A queue."""
@@ -104,33 +99,22 @@ class Cli:
         say(value, text, as_json=self.as_json)
         return code
 
-
-def anybody_listens(hosts: str, seconds: float) -> bool:
-    """Whether one of ``host:port,host:port`` takes connections, as far as that is known within so many seconds."""
-    answers, deadline = SimpleQueue[bool](), time.monotonic() + seconds
-    servers = hosts.split(",")
-
-    def look(server: str) -> None:
-        host, _, port = server.strip().rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
-        except (OSError, ValueError):
-            answers.put(False)
-        else:
-            answers.put(True)
-
-    for server in servers:  # each in a thread: nothing bounds how long the system looks a name up
-        threading.Thread(target=look, args=(server,), daemon=True).start()
-    try:
-        return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in servers)
-    except Empty:
-        return False
+    def confirm(self, what: str, answer: str, *, yes: bool) -> None:
+        """Go on if the command line says so, or whoever sits at the terminal. Raises `UsageError`."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise UsageError(f"{what} is for good: add --yes to do so")
+        print(f"{one_line(what)} is for good.\nType {answer} to do so: ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip() != answer:
+            raise UsageError(f"that is not {answer!r}: nothing was done")
 
 
 def _queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of queues that complete a word; none where they cannot be read, as a shell shows no errors."""
     try:
         cli = Cli.of(ctx)
+        cli.connect_timeout = None if cli.hosts.startswith(FILES) else QUICK
         names = starting(cli.client().queues(), incomplete)
         cli.close()
     except Exception:  # noqa: BLE001  whatever it is, the shell completes nothing

@@ -1,84 +1,45 @@
-"""The verbs on dead letters: list them by their errors, redrive them, export them to a file and import it."""
+"""The verbs on dead letters: list them by their errors, redrive or drop them, export them to a file and import it."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from typing import TYPE_CHECKING
-
-from ..error_texts import masked
+from ..inspection.selection import Selection, by_error
+from ..inspection.wording import table
 from .connection import QUEUE, Cli
-from .options import LIMIT, SELECTOR, UsageError, choice, flag, operand, option
-from .output import moment, table, warn
-from .tasks import checked, say_done
+from .options import YES, UsageError, flag, operand, option
+from .output import progress, warn
+from .selection import CHOSEN, check, do_to_each, one_by_one
 from .verbs import verb
 
-if TYPE_CHECKING:
-    from ..engine import AnyQueue, Task
-
 _EXAMPLES = 3
-_EXPORTED = ("dead", "cancelled", "inserted")
 _DONE = {"redrive": "redriven", "replace": "replaced", "drop": "dropped"}
-_ERROR = option("those whose error text has this in it; * stands for any text", "PATTERN")
 
 
-@verb("dead list", example="zkmq dead list orders --error 'timed out'")
-def list_dead(cli: Cli, queue: str = QUEUE, error: str | None = _ERROR) -> int:
+@verb("dead list", example="zkmq dead list orders --error 'timed out'", watched=True)
+def list_dead(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN) -> int:
     """Count the dead letters by their errors, whose ids and numbers are masked: the most frequent first."""
-    tasks = _dead_tasks(cli.queue(queue), error)
-    groups = defaultdict[str, list["Task"]](list)
-    for task in tasks:
-        groups[_masked(task)].append(task)
-    found = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    value = [
-        {"error": text, "count": len(alike), "example": alike[-1].error, "tasks": [task.id for task in alike]}
-        for text, alike in found
-    ]
-    rows = [
-        (len(alike), text, moment(alike[-1].ended_ms), " ".join(task.id for task in alike[: -_EXAMPLES - 1 : -1]))
-        for text, alike in found
-    ]
-    return cli.say({"queue": queue, "groups": value}, table(rows, ("COUNT", "ERROR", "LATEST", "TASKS")))
+    check(chosen)
+    value = by_error(chosen.find(cli.queue(queue), (), "dead"))
+    rows = [group | {"tasks": group["ids"][: -_EXAMPLES - 1 : -1]} for group in value]
+    return cli.say({"queue": queue, "groups": value}, table(rows, "count error latest_at tasks"))
 
 
 @verb("dead redrive", "redrive", example="zkmq dead redrive orders --error 'timed out'")
-def redrive(
-    cli: Cli,
-    queue: str = QUEUE,
-    tasks: list[str] | None = operand("[TASK…]", "dead or cancelled tasks", None),
-    every: bool = flag("--all", "every task in the dead letters"),
-    error: str | None = _ERROR,
-) -> int:
-    """Put dead or cancelled tasks back."""
-    from ..engine import CorruptRecord
-    from ..engine.queue_internals import internals
-
-    if sum((bool(tasks), every, error is not None)) != 1:
-        raise UsageError("redrive needs either task ids, --error PATTERN or --all")
+def redrive(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN) -> int:
+    """Put dead letters back, or cancelled tasks that are named or asked for by --state."""
+    check(chosen, required="redrive")
     handle = cli.queue(queue)
-    if error is not None:
-        ids = [task.id for task in _dead_tasks(handle, error)]
-    else:
-        ids = checked(internals(handle).ids("dead") if every else tasks or ())
-    refused = handle.redrive_many(ids)
-    done = [task for task in ids if task not in refused]
-    if not tasks:  # where somebody else was faster, that is no refusal of what was asked for
-        refused = {task: why for task, why in refused.items() if isinstance(why, CorruptRecord)}
-    return say_done(cli, queue, "redriven", done, refused)
+    ids = chosen.ids(handle, "dead")
+    return do_to_each(cli, queue, "redriven", ids, handle.redrive_many, named=bool(chosen.tasks))
 
 
-def _dead_tasks(queue: AnyQueue, pattern: str | None) -> list[Task]:
-    """The dead letters whose error, as it is or masked, has the pattern in it; the latest last."""
-    wanted = re.compile(".*".join(map(re.escape, (pattern or "").split("*"))), re.DOTALL)
-    tasks = queue.tasks(state="dead", parts=())
-    found = [task for task in tasks if wanted.search(task.error or "") or wanted.search(_masked(task))]
-    return sorted(found, key=lambda task: (task.ended_ms or 0, task.id))
-
-
-def _masked(task: Task) -> str:
-    """The kind of a task's error, and its text without what differs from task to task."""
-    kind, text = masked(task.error or "", task.id)
-    return ": ".join(filter(None, (kind, text))) or "no error told"
+@verb("dead drop", example="zkmq dead drop orders --error 'no such street'")
+def drop(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN, yes: bool = YES) -> int:
+    """Delete dead letters, or other tasks that are named or asked for by --state, but for claimed ones."""
+    check(chosen, required="drop")
+    handle = cli.queue(queue)
+    ids = chosen.ids(handle, "dead")
+    cli.confirm(f"dropping {len(ids)} task(s) of queue {queue!r}", queue, yes=yes or not ids)
+    return do_to_each(cli, queue, "dropped", ids, one_by_one(handle.drop), named=bool(chosen.tasks))
 
 
 @verb("dead export", "export", example="zkmq dead export orders orders.tq")
@@ -86,19 +47,24 @@ def export(
     cli: Cli,
     queue: str = QUEUE,
     file: str = operand("FILE.tq"),
-    state: str = choice(_EXPORTED, "which tasks (dead)", "dead"),
-    selector: str | None = SELECTOR,
-    limit: int | None = LIMIT,
+    chosen: Selection = CHOSEN,
     force: bool = flag("--force", "replace a file that is there already"),
 ) -> int:
-    """Write dead letters to a file that people can read and edit."""
+    """Write dead letters, or tasks that are cancelled or inserted, to a file that people can read and edit."""
     from ..editing import export_queue
 
+    check(chosen)
+    state, handle = chosen.state or "dead", cli.queue(queue)
+    found = chosen.tasks or chosen.error is not None or chosen.batch is not None
+    ids = [task.id for task in chosen.find(handle, (), "dead")] if found else None
     try:
-        count = export_queue(cli.queue(queue), file, state, selector=selector, limit=limit, force=force)
+        with progress(f"exporting {queue}"):
+            count = export_queue(
+                handle, file, state, selector=chosen.selector, ids=ids, limit=chosen.limit, force=force
+            )
     except FileExistsError as error:
         raise UsageError(f"{error}: add --force to replace it") from error
-    value = {"queue": queue, "path": file, "state": state, "tasks": count}
+    value = {"queue": queue, "path": file, "state": state, "count": count}
     return cli.say(value, f"{count} {state} task(s) in {file}")
 
 
@@ -118,7 +84,8 @@ def import_(
         if origin is None:
             raise UsageError(f"{file} does not say which queue its tasks are from: add --queue NAME")
         name = origin.queue
-    done = import_file(cli.queue(name), file, dry_run, elsewhere=queue is not None)
+    with progress(f"importing {file}"):
+        done = import_file(cli.queue(name), file, dry_run, elsewhere=queue is not None)
     for refused in done.refused:
         task = "" if refused.id is None else f", task {refused.id!r}"
         warn(f"line {refused.line} (byte {refused.offset}){task}: {refused.reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..inspection.wording import table
 from .connection import Cli
 from .options import UsageError, operand, option
 from .verbs import verb
@@ -26,12 +27,13 @@ def examples(
         raise UsageError(f"there is no example {unknown[0]!r}: there are {', '.join(known)}")
     chosen = names or list(known)
     if to is None:
-        about = {name: known[name].read_text(encoding="utf-8").split("\n", 1)[0].strip('"') for name in chosen}
-        return cli.say(about, "\n".join(f"{name}: {line}" for name, line in about.items()))
+        rows = [{"name": name, "about": known[name].read_text("utf-8").split("\n", 1)[0].strip('"')} for name in chosen]
+        return cli.say({"examples": rows}, table(rows, "name about"))
     targets = {name: to / known[name].name for name in chosen}
     if there := [str(path) for path in targets.values() if path.exists()]:
         raise UsageError(f"{there[0]} is there already, and is not replaced")
     to.mkdir(parents=True, exist_ok=True)
     for name, target in targets.items():
         target.write_bytes(known[name].read_bytes())
-    return cli.say([str(path) for path in targets.values()], "\n".join(map(str, targets.values())))
+    paths = [str(path) for path in targets.values()]
+    return cli.say({"paths": paths}, "\n".join(paths))

@@ -8,29 +8,30 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import typer
 
-from . import claims, configuration, dead_letters, examples, queues, report, server, tasks, worker
+from . import claims, dead_letters, examples, queues, report, server, tasks, worker
 from .options import UsageError
 from .output import one_line, warn
 from .verbs import ROOT, VERBS
 
 __all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
-MODULES = (claims, configuration, dead_letters, examples, queues, report, server, tasks, worker)
+MODULES = (claims, dead_letters, examples, queues, report, server, tasks, worker)
 
-REFUSED, USAGE, TIMED_OUT, NO_CONNECTION = 1, 2, 4, 6
+REFUSED, USAGE, TIMED_OUT, NO_CONNECTION, OUR_MISTAKE = 1, 2, 4, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
 #: What errors tell besides their message, with --json.
-_DETAILS = {
+_DETAILS: Final = {
     "DuplicateTask": ("status", "duplicates", "enqueued"),
     "QueueNotFound": ("similar",),
     "WaitTimeout": ("left",),
 }
-_COMPLETION = "_ZKMQ_COMPLETE"
+_COMPLETION: Final = "_ZKMQ_COMPLETE"
 #: What Typer raises where it does not understand a command line; it exports the most frequent kind alone.
 _NOT_UNDERSTOOD: type[Any] = typer.BadParameter.__mro__[1]
 
@@ -45,8 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    logger = logging.getLogger("airflow_provider_zkmq.kazoo")  # the engine's errors say it in one line
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
     try:
-        code = _run(words)
+        try:
+            code = _carry_out(words)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            code = _report(error, words)
         sys.stdout.flush()
     except BrokenPipeError:
         with contextlib.suppress(OSError, ValueError):  # what is left in the buffer must not fail again at the end
@@ -57,27 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(words: list[str]) -> int:
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")  # the engine's errors say it in one line
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-    try:
-        return _carry_out(words)
-    except Exception as error:
-        code = _exit_code(error)
-        if code is None:
-            raise
-        message = one_line(" ".join(str(error).split("\n")))
-        warn(message)
-        if "--json" in words:
-            more = {name: getattr(error, name) for name in _DETAILS.get(type(error).__name__, ())}
-            print(json.dumps({"error": type(error).__name__, "message": message, **more}), flush=True)
-        return code
+def _report(error: Exception, words: list[str]) -> int:
+    """Say what went wrong in one line, with ``-v`` also where, with ``--json`` as JSON, too; returns the exit code."""
+    said = words[: words.index("--")] if "--" in words else words
+    code, message = _exit_code(error), one_line(" ".join(str(error).split()))
+    if code == OUR_MISTAKE:
+        message = f"this is a mistake of zkmq itself ({type(error).__name__}: {message}); -v shows where"
+    if {"-v", "--verbose"}.intersection(said):
+        traceback.print_exception(error)
+    warn(message)
+    if "--json" in said:
+        more = {name: getattr(error, name) for name in _DETAILS.get(type(error).__name__, ())}
+        print(json.dumps({"error": type(error).__name__, "message": message, **more}), flush=True)
+    return code
 
 
 def _carry_out(words: list[str]) -> int:
     """Run a command line. Raises `UsageError`, also for all that Typer finds wrong, and what the verb raises."""
+    if any("\0" in word for word in words):  # by no shell, but by callers in this process
+        raise UsageError("no word of a command line may hold a NUL")
     command = typer.main.get_command(ROOT)
     if os.environ.get(_COMPLETION):
         command.main(words, prog_name="zkmq", complete_var=_COMPLETION)
@@ -87,26 +95,16 @@ def _carry_out(words: list[str]) -> int:
     except typer.Exit as leave:
         return int(leave.exit_code)
     except _NOT_UNDERSTOOD as error:
-        raise UsageError(_in_words(error)) from error
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        raise UsageError(f"{error.format_message().rstrip('.')}{where}") from error
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object!r} is no text in UTF-8") from error
 
 
-def _in_words(error: Any) -> str:
-    """What is wrong with a command line, in one sentence, and where its help is."""
-    where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-    parameter = getattr(error, "param", None)
-    if parameter is None:
-        text = error.message if isinstance(error, typer.BadParameter) else error.format_message().rstrip(".")
-        return f"{text}{where}"
-    name = "/".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar or parameter.name
-    if error.message:
-        return f"argument {name}: {error.message}{where}"
-    return f"the following arguments are required: {name}{where}"
-
-
-def _exit_code(error: Exception) -> int | None:
-    """The exit code of an expected error; None for a mistake of ours, which keeps its traceback, and a closed pipe."""
-    if isinstance(error, UsageError | BrokenPipeError):
-        return USAGE if isinstance(error, UsageError) else None
+def _exit_code(error: Exception) -> int:
+    """The exit code of an error: what the engine and the system raise on purpose, and mistakes of ours."""
+    if isinstance(error, UsageError):
+        return USAGE
     from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
 
     codes: tuple[tuple[type[Exception], int], ...] = (
@@ -116,4 +114,4 @@ def _exit_code(error: Exception) -> int | None:
         (ZkmqError, REFUSED),
         (OSError, REFUSED),
     )
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
+    return next((code for kind, code in codes if isinstance(error, kind)), OUR_MISTAKE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,19 @@ def _engine_parser(name: str) -> Callable[[Any], Any]:
 duration, moment = _engine_parser("parse_duration"), _engine_parser("parse_moment")
 
 
+def past(text: str) -> datetime:
+    """A moment, or a duration before now by this machine's clock, such as ``24h``."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=duration(text))
+    except (typer.BadParameter, OverflowError):
+        pass
+    try:
+        when: datetime = moment(text)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error}; or write how long ago, such as 24h") from error
+    return when
+
+
 def attempts(text: str) -> int | str | None:
     """A number of attempts, or ``unbounded``."""
     try:
@@ -72,18 +86,18 @@ def read_file(path: Path) -> bytes:
     """What a file holds. Raises `UsageError` where it cannot be read."""
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # a name may hold what no file's can
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def at_most_one(*, required: bool = False, **given: object) -> None:
-    """Raise `typer.BadParameter` where several of these options are given, or none although one is required."""
+    """Raise `UsageError` where several of these options are given, or none although one is required."""
     names = {name: f"--{name.replace('_', '-')}" for name in given}
     present = [names[name] for name, value in given.items() if value is not None and value is not False]
     if len(present) > 1:
-        raise typer.BadParameter(f"argument {present[1]}: not allowed with argument {present[0]}")
+        raise UsageError(f"{present[1]} is not allowed with {present[0]}")
     if required and not present:
-        raise typer.BadParameter(f"one of the arguments {' '.join(names.values())} is required")
+        raise UsageError(f"one of {' and '.join(names.values())} is required")
 
 
 # --- The kinds of options. Typer makes an option's name of its parameter's, unless it is given.
@@ -104,7 +118,9 @@ def span(text: str, default: Any = None, **more: Any) -> Any:
     return option(text, "DURATION", default, parser=duration, **more)
 
 
-def choice(words: Sequence[str], text: str = "", default: str | None = None, metavar: str | None = None) -> Any:
+def choice(
+    words: Sequence[str], text: str = "", default: str | None = None, metavar: str | None = None, **more: Any
+) -> Any:
     """An option that takes one of some words, which the shell completes."""
 
     def check(word: str) -> str:
@@ -116,7 +132,7 @@ def choice(words: Sequence[str], text: str = "", default: str | None = None, met
         return starting(words, incomplete)
 
     shown = metavar or f"{{{','.join(words)}}}"
-    return option(text, shown, default, parser=check, autocompletion=complete)
+    return option(text, shown, default, parser=check, autocompletion=complete, **more)
 
 
 def operand(metavar: str, text: str = "", default: Any = ..., **more: Any) -> Any:
@@ -130,8 +146,7 @@ def starting(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 TASK, TASKS = operand("TASK"), operand("TASK…")
-LIMIT = option("at most N tasks", "N")
-SELECTOR = option("such as 'region==eu, any(1, a==1, b==2)'", "TEXT")
+YES = flag("--yes", "do not ask once more")
 ATTEMPTS = option("deliveries at the most, or 'unbounded'", "N", parser=attempts)
 
 # --- The common options, which may stand before or after the verb.
@@ -160,6 +175,7 @@ def take_common(
     tls_key_password_env: str | None = _access(f"variable with the key's password (else {KEY_PASSWORD})", "NAME"),
     tls_key_password_file: str | None = _access(f"file that begins with it (env {KEY_PASSWORD}_FILE)", "FILE"),
     allow_open: bool = _access_flag("--allow-open", "with credentials: use znodes that anyone may use, too"),
+    verbose: bool = flag("--verbose/-v", "show tracebacks", rich_help_panel=f"Connection and output {_BOTH}"),
 ) -> None:
     """Declare the common options: of ``zkmq`` itself, of each group and of each verb."""
 

@@ -1,74 +1,18 @@
-"""Answers: one JSON value, or short aligned tables."""
+"""Printing: an answer in JSON or in words, warnings, and how far something has come."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
 
-if TYPE_CHECKING:
-    from ..engine import Task
-
-# --- Times as the command line tells them: with zone and age for people, in ISO 8601 for programs.
-
-#: Fields that hold milliseconds since 1970, and what the same time is called as text.
-_TEXTS: Final = {
-    **{f"{name}_ms": f"{name}_at" for name in ("enqueued", "claimed", "started", "ended", "due")},
-    **{name: f"{name}_at" for name in ("claimed", "started", "ended")},  # of an attempt
-    "dedupe_ms": "dedupe_until",
-}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-
-
-def moment(milliseconds: int | None) -> str | None:
-    """A server's time for people, such as ``2026-11-22 10:31:05 UTC, 5 min ago``; None for none."""
-    when = _utc(milliseconds)
-    if when is None:
-        return None if milliseconds is None else f"{milliseconds} ms since 1970"
-    return f"{when:%Y-%m-%d %H:%M:%S} UTC, {age(time.time() - when.timestamp())}"
-
-
-def age(seconds: float) -> str:
-    """How long ago something was, or in how long it will be, in its largest unit; by this machine's clock."""
-    for unit, size in _UNITS:
-        count = int(abs(seconds) / size)
-        if count:
-            return f"{count} {unit} ago" if seconds > 0 else f"in {count} {unit}"
-    return "now"
-
-
-def with_text(record: Mapping[str, object]) -> dict[str, object]:
-    """A record for JSON, its times also in ISO 8601."""
-    return {**record, **{name: iso(record[field]) for field, name in _TEXTS.items() if field in record}}
-
-
-def iso(milliseconds: object) -> str | None:
-    """A server's time in ISO 8601, in UTC; None for none, and for what is no time of a calendar."""
-    when = _utc(milliseconds)
-    return None if when is None else when.isoformat(timespec="milliseconds")
-
-
-def _utc(milliseconds: object) -> datetime | None:
-    if not isinstance(milliseconds, int):
-        return None
-    try:
-        return _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
-
-
-# --- Answers: one JSON value, or short aligned tables.
-
-_CELL = 60
 #: What stands out on a terminal: the head of a table, and the words of trouble.
-_STYLES: Final = ((r"(?m)^[A-Z][A-Z ]+$", "bold"), (r"\b(dead|cancelled|paused)\b", "red"))
-_MOMENTS = ("enqueued", "due", "claimed", "started", "ended")
+_STYLES: Final = ((r"(?m)^[A-Z][A-Z ]+$", "bold"), (r"\b(dead|cancelled|paused|hung|ended its lease)\b", "red"))
 
 
 def say(value: object, text: str, *, as_json: bool) -> None:
@@ -85,7 +29,7 @@ def say(value: object, text: str, *, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """Print one line on standard error."""
-    print(f"zkmq: {one_line(text)}", file=sys.stderr)
+    print(f"zkmq: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def one_line(text: str) -> str:
@@ -105,84 +49,36 @@ def _print_in_color(text: str) -> None:
     sys.stdout.flush()
 
 
-def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Aligned columns, the last one open; without rows only the head."""
-    cells = [[printable(cell) for cell in row] for row in ([head, *rows] if head else rows)]
-    if not cells:
-        return ""
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+@contextmanager
+def progress(what: str, total: int | None = None, done: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Show on a terminal how far the block has come, with rate and rest, when it takes longer than a second.
 
-
-def facts(values: Mapping[str, object]) -> str:
-    """One ``name  value`` line each; what is None is left out."""
-    return table([(name, value) for name, value in values.items() if value is not None])
-
-
-def printable(value: object) -> str:
-    """Text that cannot disturb a terminal or a table."""
-    text = "-" if value is None else str(value)
-    return text if text.isprintable() else json.dumps(text)
-
-
-def percent(part: float | None) -> str | None:
-    """A part of 1 for people."""
-    return None if part is None else f"{part:.0%}"
-
-
-def spread(mapping: Mapping[str, object]) -> str | None:
-    """``a=1 b=2``; None for nothing."""
-    return " ".join(f"{name}={value}" for name, value in mapping.items()) or None
-
-
-def payload(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes as JSON can hold them: text under `name`, else base64 under ``name_base64``."""
+    `done`: how much of `total` is done, asked from another thread; without a total it shows for how long it goes on.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_draw, args=(what, total, done, over), daemon=True)
+    if sys.stderr.isatty():
+        thread.start()
     try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+        yield
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()
 
 
-def brief(data: bytes | None) -> str | None:
-    """Bytes in a table's cell; those that are no text are marked."""
-    ((name, text),) = payload("", data).items()
-    if text is None:
-        return None
-    text = f"base64:{text}" if name else text
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+def _draw(what: str, total: int | None, done: Callable[[], int], over: threading.Event) -> None:
+    if over.wait(1.0):
+        return
+    from rich import progress as bars
+    from rich.console import Console
 
-
-def task_record(task: Task) -> dict[str, object]:
-    """Everything known of a task, for JSON; times in milliseconds and as text."""
-    from msgspec import structs
-
-    record: dict[str, object] = {
-        name: getattr(task, name)
-        for name in (
-            "id", "state", "status", "attempt", "priority", "filters", "metadata", "error", "consumer",
-            "enqueued_ms", "claimed_ms", "started_ms", "ended_ms", "due_ms", "version", "progress", "note", "dedupe_ms",
-            "batch",
-        )
-    }  # fmt: skip
-    record |= {"state": str(task.state), "status": str(task.status)}
-    record |= payload("data", task.data) | payload("result", task.result)
-    return with_text(record) | {"history": [with_text(structs.asdict(attempt)) for attempt in task.history]}
-
-
-def task_facts(task: Task) -> dict[str, object]:
-    """Everything known of a task, for people."""
-    plain = {name: getattr(task, name) for name in ("id", "state", "status", "attempt", "priority")}
-    more = {
-        "filters": spread(task.filters),
-        "metadata": json.dumps(task.metadata) if task.metadata else None,
-        **{name: moment(getattr(task, f"{name}_ms")) for name in _MOMENTS},
-        "dedupe until": moment(task.dedupe_ms),
-        "consumer": task.consumer,
-        "progress": percent(task.progress),
-        "note": task.note or None,
-        "batch": task.batch,
-        "error": task.error,
-    }
-    return plain | more | payload("data", task.data) | payload("result", task.result)
+    counted = (bars.MofNCompleteColumn(), bars.TextColumn("{task.fields[rate]}/s, rest"), bars.TimeRemainingColumn())
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TimeElapsedColumn())
+    began = time.monotonic() - 1.0
+    with bars.Progress(*columns, *(counted if total else ()), console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task(what, total=total, rate="-")
+        while not over.wait(0.25):
+            with suppress(Exception):  # where it cannot be counted just now, it is shown as it was
+                count = done()
+                shown.update(bar, completed=count, rate=f"{count / (time.monotonic() - began):.0f}")

@@ -1,108 +1,126 @@
-"""The verbs on queues: status, consumers, list, clear, pause, resume, delete, gc, fsck; and doctor."""
+"""The verbs on whole queues: how they stand, configure, pause, clean, check, delete; and ``doctor``."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from .configuration import conf_facts, conf_record
+from ..inspection import diagnosis, queue_status
+from ..inspection.records import record
+from ..inspection.wording import facts, since, table
 from .connection import OPTIONAL_QUEUE, QUEUE, Cli
-from .options import STATES, UsageError, at_most_one, choice, flag, span
-from .output import facts, iso, moment, percent, table
+from .options import ATTEMPTS, STATES, YES, at_most_one, choice, flag, option, pairs, span
+from .output import progress
 from .verbs import verb
 
-if TYPE_CHECKING:
-    from ..engine import AnyQueue, QueueConf, Task
-
-# --- How queues stand.
-
-_HEAD = ("QUEUE", "PENDING", "SCHEDULED", "CLAIMED", "DEAD", "PAUSED", "CONSUMERS")
+DAMAGED = 7
+ORDERS = ("default", "fifo")
+_HUNG_AFTER = span("a task in hand is hung when nothing was heard of it for so long (5m)", 300.0)
 
 
-@verb("status", "queue status", example="zkmq status orders --json")
-def status(cli: Cli, queue: str | None = OPTIONAL_QUEUE) -> int:
-    """Say how a queue stands; without a name how all stand, a row for each, those in trouble first."""
-    if queue is None:
-        return _overview(cli)
-    conf, stand = _stand(cli.queue(queue))
-    value = {"queue": queue, **stand, "conf": conf_record(conf)}
-    counts = stand.pop("counts")
-    return cli.say(value, facts({"queue": queue, **counts, **stand, **conf_facts(conf)}))
-
-
-def _stand(queue: AnyQueue) -> tuple[QueueConf, dict[str, Any]]:
-    """A queue's configuration; its counts, whether it is paused, how many consumers live, if that is known."""
-    from ..engine import Unsupported
-
-    conf, counts = queue.conf(), queue.counts()
-    try:
-        alive = sum(consumer.alive for consumer in queue.consumers())
-    except Unsupported:  # a file registers none
-        alive = None
-    return conf, {"counts": counts, "paused": conf.paused, "consumers": alive}
-
-
-def _overview(cli: Cli) -> int:
-    """A row for each queue, those in trouble first."""
+@verb("status", "queue status", example="zkmq status orders --json", watched=True)
+def status(cli: Cli, queue: str | None = OPTIONAL_QUEUE, hung_after: float = _HUNG_AFTER) -> int:
+    """Say how a queue stands, or how all stand: what is wrong first, and what to do about it."""
     from ..engine import QueueNotFound
 
-    found = {}
+    if queue is not None:
+        value = queue_status.queue_status(cli.queue(queue), hung_after)
+        conf = queue_status.conf_record(cli.queue(queue).conf())
+        plain = {name: value[name] for name in ("queue", "paused", "consumers", "oldest_at", "next_due_at")}
+        page = facts(plain | value["counts"] | queue_status.conf_facts(conf))
+        return cli.say(value | {"conf": conf}, _with_troubles([value], page))
+    found = []
     for name in cli.client().queues():
         with contextlib.suppress(QueueNotFound):  # it was deleted meanwhile
-            found[name] = _stand(cli.queue(name))[1]
-    names = sorted(found, key=lambda name: (*_soundness(found[name]), name))
+            found.append(queue_status.queue_status(cli.queue(name), hung_after))
+    found.sort(key=lambda each: (queue_status.severity(each), each["queue"]))
     rows = []
-    for name in names:
-        counts, paused, consumers = found[name].values()
-        pending = counts["inserted"] - counts["scheduled"]
-        paused = "paused" if paused else "-"
-        rows.append((name, pending, counts["scheduled"], counts["claimed"], counts["dead"], paused, consumers))
-    return cli.say({"queues": [{"queue": name, **found[name]} for name in names]}, table(rows, _HEAD))
-
-
-def _soundness(stand: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """A key that sorts queues in trouble first: dead letters, paused, tasks that wait and no live consumer."""
-    counts = stand["counts"]
-    waiting = counts["inserted"] > counts["scheduled"]
-    return not counts["dead"], not stand["paused"], not (waiting and stand["consumers"] == 0)
-
-
-@verb("consumers", example="zkmq consumers orders")
-def consumers(cli: Cli, queue: str = QUEUE) -> int:
-    """Name the consumers of a queue: whether they live, what they accept, what they have had in hand the longest."""
-    handle = cli.queue(queue)
-    found = handle.consumers()
-    ids = [task for each in found for task in each.in_hand]
-    held = {task.id: task for task in handle.tasks(ids=ids, parts=["progress"])} if ids else {}
-    rows, value = [], []
     for each in found:
-        # An empty selector is one that accepts every task.
-        selectors = "; ".join(text or "all tasks" for text in each.accepts) or None
-        tasks = sorted((held[task] for task in each.in_hand if task in held), key=_begun)
-        longest = (
-            " ".join(filter(None, (tasks[0].id, moment(_begun(tasks[0])), percent(tasks[0].progress))))
-            if tasks
-            else None
-        )
-        alive = "yes" if each.alive else "no"
-        rows.append((each.id, alive, each.name, each.host, each.pid, len(each.in_hand), selectors, longest))
-        since = [{"id": task.id, "since": iso(_begun(task)), "progress": task.progress} for task in tasks]
-        value.append({**asdict(each), "tasks": since})
-    head = ("CONSUMER", "ALIVE", "NAME", "HOST", "PID", "CLAIMED", "SELECTORS", "LONGEST IN HAND")
-    return cli.say({"queue": queue, "consumers": value}, table(rows, head))
+        counts, oldest, due = each["counts"], each["oldest_at"], each["next_due_at"]
+        pending = counts["inserted"] - counts["scheduled"]
+        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and since(due)}
+        rows.append(each | counts | more)
+    page = table(rows, "queue pending scheduled claimed dead paused consumers oldest next_due")
+    return cli.say({"queues": found}, _with_troubles(found, page))
 
 
-def _begun(task: Task) -> int:
-    """When a task that is in hand was begun, or else claimed."""
-    return task.started_ms or task.claimed_ms or 0
+def _with_troubles(found: list[dict[str, object]], page: str) -> str:
+    """A page after the troubles of queues, a line each."""
+    troubles: list[tuple[object, dict[str, str]]] = [(each["queue"], it) for each in found for it in each["troubles"]]  # type: ignore[attr-defined]
+    lines = [f"{queue}: {trouble['text']}  ({trouble['remedy']})" for queue, trouble in troubles]
+    return "\n".join([*lines, *([""] if lines else []), page])
+
+
+@verb("consumers", example="zkmq consumers orders", watched=True)
+def consumers(cli: Cli, queue: str = QUEUE, hung_after: float = _HUNG_AFTER) -> int:
+    """Name the consumers of a queue: whether they live, what they accept, what they have in hand; hung ones first."""
+    value = queue_status.consumer_records(cli.queue(queue), hung_after)
+    # An empty selector is one that accepts every task.
+    rows = [each | {"accepts": "; ".join(it or "all tasks" for it in each["accepts"]) or None} for each in value]
+    return cli.say(
+        {"queue": queue, "consumers": value}, table(rows, "consumer alive host pid in_hand accepts longest_in_hand")
+    )
+
+
+@verb("doctor", example="zkmq doctor --hosts zk1:2181")
+def doctor(cli: Cli) -> int:
+    """Say whether the servers answer and let us write, which clock they have, what is open, and what is installed."""
+    value = {"hosts": cli.hosts, "root": cli.root, **diagnosis.diagnose(cli.client())}
+    page = {**value, "extras": [name for name, there in value["extras"].items() if there]}
+    return cli.say(value, "\n".join([facts(page), *diagnosis.warnings(value)]))
 
 
 # --- What is done with a whole queue.
 
-DAMAGED = 7
+
+@verb("queue create", "queue configure", "configure", example="zkmq queue configure orders --filter size=integer")
+def configure(
+    cli: Cli,
+    queue: str = QUEUE,
+    filter: list[str] | None = option(  # noqa: A002  the option's name
+        "declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration", "NAME=TYPE"
+    ),
+    task_gc_lifetime: float | None = span("how long ended tasks are kept"),
+    task_gc_interval: float | None = span("how often clean-up runs"),
+    lock: float | None = span("how long a claim without a lease holds if not extended; 0: for ever"),
+    order: str | None = choice(ORDERS, "fifo: claims strictly in the order of enqueues, at less throughput"),
+    archive: bool | None = flag(
+        "--archive/--no-archive", "clean-up keeps what no archive holds, also before the first run of one", None
+    ),
+    follow: bool | None = flag(
+        "--follow/--no-follow", "streams follow what ends: runs that leave before they were taken are kept", None
+    ),
+    attempts: str | None = ATTEMPTS,
+    backoff_factor: float | None = span("pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff"),
+    min_backoff: float | None = span("shortest pause before another attempt"),
+    max_backoff: float | None = span("longest pause before another attempt"),
+    final: list[str] | None = option(
+        "an exception of a worker's handler after which there is no other attempt, such as ValueError or "
+        "package.module.Error; may be repeated; replaces the whole list, '' empties it",
+        "NAME",
+    ),
+) -> int:
+    """Create a queue or change its configuration."""
+    from ..engine import RetryPolicy, parse_type
+
+    types = {name: parse_type(text) for name, text in pairs("--filter", filter).items()}
+    backoff = {"factor": backoff_factor, "min_backoff": min_backoff, "max_backoff": max_backoff}
+    changes: dict[str, Any] = {name: value for name, value in backoff.items() if value is not None}
+    if attempts is not None:
+        changes["attempts"] = None if attempts == "unbounded" else attempts
+    if final:
+        changes["final"] = tuple(name for name in final if name)
+    handle, policy = cli.queue(queue), None
+    if changes:
+        present = handle.conf().policy if queue in cli.client().queues() else RetryPolicy()
+        policy = replace(present, **changes)
+    gc: dict[str, Any] = {"task_gc_lifetime": task_gc_lifetime, "task_gc_interval": task_gc_interval}
+    more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow}
+    handle.configure(filters=types or None, policy=policy, **gc, **more)
+    conf = queue_status.conf_record(handle.conf())
+    return cli.say({"queue": queue, "conf": conf}, facts({"queue": queue, **queue_status.conf_facts(conf)}))
 
 
 @verb("queue list", "queues", example="zkmq queue list")
@@ -112,28 +130,44 @@ def queues(cli: Cli) -> int:
     return cli.say({"queues": names}, "\n".join(names))
 
 
-@verb("doctor", example="zkmq doctor --hosts zk1:2181")
-def doctor(cli: Cli) -> int:
-    """Say whether the servers answer, and what is open to anyone above the root."""
-    names, opened = cli.client().queues(), list(cli.client().open_above)
-    found = {"hosts": cli.hosts, "root": cli.root, "queues": len(names)}
-    remedy = f"{', '.join(opened)}: give it an ACL (docs/security.md)" if opened else "nothing"
-    return cli.say({**found, "open_above": opened}, facts({**found, "open to anyone above the root": remedy}))
-
-
 @verb("queue clear", "clear", example="zkmq queue clear orders --state cancelled --yes")
 def clear(
-    cli: Cli,
-    queue: str = QUEUE,
-    state: str | None = choice(STATES, "only tasks in this state"),
-    yes: bool = flag("--yes", "needed: what is deleted cannot be brought back"),
+    cli: Cli, queue: str = QUEUE, state: str | None = choice(STATES, "only tasks in this state"), yes: bool = YES
 ) -> int:
     """Delete every task of a queue, or every one in a state, whatever is being done with them."""
-    if not yes:
-        what = "every task" if state is None else f"every {state} task"
-        raise UsageError(f"clear deletes {what} of queue {queue!r} for good: add --yes to do so")
-    count = cli.queue(queue).clear(state)
+    what = "every task" if state is None else f"every {state} task"
+    cli.confirm(f"deleting {what} of queue {queue!r}", queue, yes=yes)
+    handle, states = cli.queue(queue), STATES if state is None else (state,)
+
+    def left() -> int:
+        counts = handle.counts()
+        return sum(counts[each] for each in states)
+
+    total = left()
+    with progress(f"clearing {queue}", total, lambda: total - left()):
+        count = handle.clear(state)
     return cli.say({"queue": queue, "cleared": count}, f"{count} cleared")
+
+
+@verb("queue delete", "delete", example="zkmq queue delete orders")
+def delete(
+    cli: Cli,
+    queue: str = QUEUE,
+    yes: bool = YES,
+    force: bool = flag("--force", "also while others consume from it, or tasks of it are claimed"),
+) -> int:
+    """Delete a queue with everything in it."""
+    from ..engine import QueueNotFound
+
+    handle, held = cli.queue(queue), ""
+    if not yes and sys.stdin.isatty():
+        with contextlib.suppress(QueueNotFound):  # which the deletion tells, or goes on with one that was cut off
+            counts = {state: number for state, number in handle.counts().items() if number and state in STATES}
+            held = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no task"
+    cli.confirm(f"deleting queue {queue!r}{held and f', which holds {held},'}", queue, yes=yes)
+    with progress(f"deleting {queue}"):
+        count = handle.delete(confirm=True, force=force)
+    return cli.say({"queue": queue, "deleted": count}, f"{queue} deleted, {count} task(s)")
 
 
 @verb("queue gc", "gc", example="zkmq queue gc orders --lifetime 7d")
@@ -141,11 +175,12 @@ def collect(
     cli: Cli, queue: str = QUEUE, lifetime: float | None = span("delete what ended so long ago or earlier")
 ) -> int:
     """Delete what ended long ago."""
-    report = asdict(cli.queue(queue).collect_garbage(lifetime))
-    return cli.say({"queue": queue, **report}, facts(report))
+    with progress(f"cleaning {queue}"):
+        value = {"queue": queue, **record(cli.queue(queue).collect_garbage(lifetime))}
+    return cli.say(value, facts(value))
 
 
-@verb("fsck", "queue fsck", example="zkmq fsck orders --repair")
+@verb("queue fsck", "fsck", example="zkmq fsck orders --repair")
 def check(
     cli: Cli,
     queue: str = QUEUE,
@@ -154,12 +189,13 @@ def check(
 ) -> int:
     """Find what is damaged in a queue's tree, and repair it; 7 if damage is left."""
     at_most_one(repair=repair, dry_run=dry_run)
-    report = cli.queue(queue).fsck(repair=repair)
-    left = sum(not finding.repaired for finding in report.findings)
-    rows = [(each.path, each.what, "repaired" if each.repaired else "-") for each in report.findings]
-    summary = f"{report.tasks} task(s), {len(rows)} damage(s) found, {len(rows) - left} repaired"
-    text = f"{table(rows, ('PATH', 'WHAT', 'NOW'))}\n{summary}" if rows else summary
-    return cli.say({"queue": queue, **asdict(report)}, text, DAMAGED if left else 0)
+    with progress(f"checking {queue}"):
+        found = record(cli.queue(queue).fsck(repair=repair))
+    findings, count = found["findings"], found.pop("tasks")
+    left = sum(not each["repaired"] for each in findings)
+    summary = f"{count} task(s), {len(findings)} damage(s) found, {len(findings) - left} repaired"
+    text = f"{table(findings, 'path what repaired')}\n{summary}" if findings else summary
+    return cli.say({"queue": queue, "count": count, **found}, text, DAMAGED if left else 0)
 
 
 @verb("queue pause", "pause", example="zkmq queue pause orders")
@@ -177,28 +213,3 @@ def resume(cli: Cli, queue: str = QUEUE) -> int:
 def _say_paused(cli: Cli, queue: str, changed: bool, *, paused: bool) -> int:
     value = {"queue": queue, "paused": paused, "changed": changed}
     return cli.say(value, f"{queue} {'paused' if paused else 'resumed'}{'' if changed else ' already'}")
-
-
-@verb("queue delete", "delete", example="zkmq queue delete orders")
-def delete(
-    cli: Cli,
-    queue: str = QUEUE,
-    yes: bool = flag("--yes", "do not ask once more"),
-    force: bool = flag("--force", "also while others consume from it, or tasks of it are claimed"),
-) -> int:
-    """Delete a queue with everything in it."""
-    from ..engine import QueueNotFound
-
-    if not (yes or sys.stdin.isatty()):
-        raise UsageError(f"delete loses every task of queue {queue!r} for good: add --yes to do so")
-    handle = cli.queue(queue)
-    if not yes:
-        with contextlib.suppress(QueueNotFound):  # which the deletion tells, or goes on with one that was cut off
-            counts = {state: number for state, number in handle.counts().items() if number and state in STATES}
-            known = ", ".join(f"{number} {state}" for state, number in counts.items()) or "no task"
-            print(f"queue {queue!r} holds {known}; nothing of it comes back.", file=sys.stderr)
-            print("Type its name to delete it: ", end="", file=sys.stderr, flush=True)
-            if sys.stdin.readline().strip() != queue:
-                raise UsageError("that is not its name: nothing was deleted")
-    count = handle.delete(confirm=True, force=force)
-    return cli.say({"queue": queue, "deleted": count}, f"{queue} deleted, {count} task(s)")

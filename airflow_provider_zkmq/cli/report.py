@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
-import typer
-
 from .connection import Cli
-from .options import UsageError, flag, operand, option, span
+from .options import UsageError, flag, operand, option, past, span
 from .output import warn
 from .verbs import verb
 
 DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
-
-
-def _moment(text: str) -> datetime:
-    """A moment, or a duration before now by this machine's clock."""
-    from ..engine import ConfigError, parse_duration, parse_moment
-
-    try:
-        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
-    except (ConfigError, OverflowError):
-        pass
-    try:
-        return parse_moment(text)
-    except ConfigError as error:
-        raise typer.BadParameter(f"{error}; or write how long ago, such as 24h") from error
 
 
 @verb("report", example="zkmq report orders --directory archive --since 24h")
@@ -38,11 +22,9 @@ def report(
     every: bool = flag("--all", "every queue of the archive"),
     directory: str | None = option(f"the archive's directory (env {DIRECTORY_VARIABLE})", "DIR"),
     since: datetime | None = option(
-        "from then on: a moment, or a duration before now such as 24h", "WHEN", parser=_moment
+        "from then on: a moment, or a duration before now such as 24h", "WHEN", parser=past
     ),
-    until: datetime | None = option(
-        "up to then: a moment, or a duration before now such as 24h", "WHEN", parser=_moment
-    ),
+    until: datetime | None = option("up to then: a moment, or a duration before now such as 24h", "WHEN", parser=past),
     html: Path | None = option("write a page with plots, too", "FILE"),
     full: bool = flag("--full", "all tables, also where nothing is wrong"),
     target_wait: float = span("95 of 100 tasks wait no longer (1m)", 60.0),
@@ -56,13 +38,10 @@ def report(
     directory = directory or os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
         raise UsageError(f"report needs --directory DIR, or {DIRECTORY_VARIABLE}: where the archive is")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise UsageError(f"{html} cannot be written: {html.absolute().parent} is no folder")
-    if html is not None and html.is_dir():
-        raise UsageError(f"{html} cannot be written: it is a folder")
-    from ..spark.reporting.rendering import need
+    from ..spark.reporting.rendering import check_page, need
 
-    need("pyarrow", "deltalake", *(("jinja2",) if html is not None else ()))
+    check_page(html)
+    need("pyarrow", "deltalake")
     from ..spark import report as make
 
     targets = {"target_wait": target_wait, "target_utilisation": target_utilisation}
@@ -74,21 +53,11 @@ def report(
 
 def _counts(cli: Cli) -> Callable[[str], Mapping[str, int]] | None:
     """How many tasks of a queue there are now, where the command line or the environment says whom to ask."""
-    if not (cli.hosts_given or os.environ.get("ZKMQ_HOSTS")):
-        return None
     from ..engine import TransportError
 
     try:
-        client = cli.client()
+        client = cli.client() if cli.hosts_given or os.environ.get("ZKMQ_HOSTS") else None
     except TransportError as error:  # the archive can be read all the same
         warn(f"how many tasks wait now is not known: {error}")
         return None
-
-    def counts(queue: str) -> Mapping[str, int]:
-        try:
-            return client.queue(queue).counts()
-        except TransportError as error:
-            warn(f"how many tasks of {queue} wait now is not known: {error}")
-            return {}
-
-    return counts
+    return None if client is None else lambda queue: client.queue(queue).counts()

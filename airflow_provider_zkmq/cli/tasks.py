@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..inspection.records import record
+from ..inspection.selection import BACKOFF, Selection
+from ..inspection.task_story import task_records, task_story
+from ..inspection.wording import facts, printable, table, words
 from . import options
 from .connection import QUEUE, Cli
-from .options import STATES, STATUSES, TASK, TASKS, UsageError, at_most_one, choice, flag, operand, option, span
-from .output import brief, facts, moment, percent, printable, spread, table, task_facts, task_record, warn
+from .options import TASKS, UsageError, at_most_one, choice, flag, operand, option, span
+from .output import progress, warn
+from .selection import CHOSEN, check, do_to_each, one_by_one
 from .verbs import verb
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, OnConflict, Task, ZkmqError, Znode
+    from ..engine import AnyQueue, OnConflict, Task
 
 FAILED = 5
 _known = partial(flag, rich_help_panel="A --task-id that is in use (refused otherwise)")
@@ -56,16 +59,21 @@ def enqueue(
     from ..engine.queue_internals import internals
 
     at_most_one(delay=delay, not_before=not_before)
-    if then is not None and batch is None:
-        raise UsageError("--then needs --batch: it follows when the last task of a batch has ended")
-    if (update or requeue) and task_id is None:
-        raise UsageError("--update and --requeue need --task-id: they are about the task that has it")
-    if idempotency_key is not None and (task_id is not None or batch is not None):
-        raise UsageError("--idempotency-key goes without --task-id and --batch: it names the tasks itself")
-    if only_new and (task_id is None or batch is not None):
-        raise UsageError("--only-new needs --task-id, and goes without --batch: it is about the task that has the id")
-    if lines and task_id is not None:
-        raise UsageError("--task-id names one task: it does not go with --lines")
+    for wrong, why in (
+        (then is not None and batch is None, "--then needs --batch: it follows when the last of a batch has ended"),
+        ((update or requeue) and task_id is None, "--update and --requeue need --task-id: they are about its task"),
+        (
+            idempotency_key is not None and (task_id is not None or batch is not None),
+            "--idempotency-key goes without --task-id and --batch: it names the tasks itself",
+        ),
+        (
+            only_new and (task_id is None or batch is not None),
+            "--only-new needs --task-id, and goes without --batch: it is about the task that has the id",
+        ),
+        (lines and task_id is not None, "--task-id names one task: it does not go with --lines"),
+    ):
+        if wrong:
+            raise UsageError(why)
     policy = None
     if attempts is not None:
         policy = RetryPolicy(attempts=None if attempts == "unbounded" else int(attempts))
@@ -94,7 +102,8 @@ def enqueue(
         written = bool(internals(handle).enqueue_new(messages).written)
         value = {"queue": queue, "id": task_id, "written": written, "ids": [task_id]}
         return cli.say(value, f"{task_id}{'' if written else ' (was there already)'}")
-    ids = handle.enqueue_many(messages, batch=batch, then=follow_up, idempotency_key=idempotency_key)
+    with progress(f"enqueueing to {queue}"):
+        ids = handle.enqueue_many(messages, batch=batch, then=follow_up, idempotency_key=idempotency_key)
     one = {} if lines else {"id": ids[0]}
     named = {} if batch is None else {"batch": batch}
     return cli.say({"queue": queue, **one, **named, "ids": ids}, "\n".join(ids))
@@ -111,13 +120,11 @@ _ON_CONFLICT: Final[dict[tuple[bool, bool], OnConflict]] = {
 
 def _metadata(text: str | None) -> dict[str, Any] | None:
     """The metadata of a task. Raises `UsageError`."""
-    if text is None:
-        return None
     try:
-        metadata = json.loads(text)
+        metadata = None if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--metadata is no JSON: {error}") from error
-    if not isinstance(metadata, dict):
+    if not isinstance(metadata, dict | None):
         raise UsageError('--metadata must be a JSON object such as \'{"owner": "me"}\'')
     return metadata
 
@@ -134,42 +141,70 @@ def _payloads(data: str | None, data_file: Path | None, *, lines: bool) -> list[
     return [sys.stdin.buffer.read() if data == "-" else os.fsencode(data or "")]
 
 
-#: The word of ``status`` for a status of ``list``.
-SCHEDULED, _BACKOFF = "scheduled", "queued-with-backoff"
+# --- Looking at tasks.
 
 
-@verb("task list", "list", example="zkmq task list orders --state dead --limit 10")
-def list_tasks(
-    cli: Cli,
-    queue: str = QUEUE,
-    state: str | None = choice(
-        (*STATES, *STATUSES, SCHEDULED),
-        f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
-        "that wait for their time, queued-with-backoff",
-        metavar="WORD",
-    ),
-    selector: str | None = options.SELECTOR,
-    batch: str | None = option("its members, with their results", "NAME"),
-    limit: int | None = options.LIMIT,
-) -> int:
+@verb("task list", "list", example="zkmq task list orders --state dead --limit 10", watched=True)
+def list_tasks(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN) -> int:
     """List tasks."""
-    if limit is not None and limit < 0:
-        raise UsageError(f"--limit {limit} is not allowed: 0 or more")
-    word = _BACKOFF if state == SCHEDULED else state
-    which: dict[str, Any] = {"status": word} if word in STATUSES else {"state": word}
-    tasks = cli.queue(queue).tasks(**which, selector=selector, batch=batch, limit=limit)
-    results = batch is not None
-    head = ["ID", "STATUS", "ATTEMPT", "PRIORITY", "ENQUEUED"]
-    head += ["RESULT", "ERROR"] if results else ["FILTERS", "DATA"]
-    rows = []
-    for task in tasks:
-        more = (brief(task.result), task.error) if results else (spread(task.filters), brief(task.data))
-        rows.append((task.id, task.status, task.attempt, task.priority, moment(task.enqueued_ms), *more))
-    code = cli.say({"queue": queue, "tasks": [task_record(task) for task in tasks]}, table(rows, head))
-    later = sum(task.status == _BACKOFF for task in tasks)
-    if state == "inserted" and later:
+    check(chosen)
+    handle = cli.queue(queue)
+    records = task_records(handle, chosen.find(handle, ("data", "metadata", "result", "progress")))
+    columns = "id status attempt priority enqueued_at"
+    columns += " lease_until" if any(each["lease_until"] for each in records) else ""
+    columns += " filters data" if chosen.batch is None and chosen.error is None else " result error"
+    code = cli.say({"queue": queue, "tasks": records}, table(records, columns))
+    later = sum(each["status"] == BACKOFF for each in records)
+    if chosen.state == "inserted" and later:
         warn(f"{later} of these are scheduled: --state queued leaves them out")
     return code
+
+
+@verb("task show", "show", example="zkmq task show orders invoice-7")
+def show(
+    cli: Cli,
+    queue: str = QUEUE,
+    chosen: Selection = CHOSEN,
+    why: bool = flag("--why", "only why it is not being handled, and which consumers accept or refuse it"),
+    watch: bool = flag(
+        "--watch",
+        "follow it until it ends: a line (of JSON with --json) for each change; 5 if it ends dead or cancelled",
+    ),
+) -> int:
+    """Show all there is to a task, and why nobody takes it; or follow it."""
+    at_most_one(why=why, watch=watch)
+    check(chosen, required="show")
+    handle = cli.queue(queue)
+    code = 0
+    for task_id in chosen.ids(handle, *options.STATES):
+        if watch:
+            code = max(code, _watch(cli, handle, task_id))
+            continue
+        value, page, reasons = task_story(handle, task_id)
+        if why and not reasons:
+            handle.explain(task_id)  # which refuses it
+        cli.say(value, reasons if why else page)
+    return code
+
+
+def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> int:
+    """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
+    shown: list[tuple[object, ...]] = []
+
+    def show_change(task: Task) -> None:
+        seen = (task.status, task.attempt, task.progress, task.note)
+        if shown[-1:] == [seen]:
+            return
+        shown.append(seen)
+        known = record(task)
+        names = ("id", "state", "status", "attempt", "progress", "note", "error", "version")
+        value = {"queue": queue.name, **{name: known[name] for name in names}}
+        done = None if task.progress is None else words("progress", task.progress)
+        ends = [printable(text) for text in (done, task.note, task.error) if text]
+        cli.say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]))
+
+    task = queue.follow(task_id, show_change)
+    return FAILED if task.state in {"dead", "cancelled"} else 0
 
 
 @verb("task wait", "wait", example="zkmq task wait orders invoice-7 --timeout 10m")
@@ -181,11 +216,12 @@ def wait(
     timeout: float | None = span("give up after so long"),
 ) -> int:
     """Wait until tasks have ended or were claimed; 5 if one ended dead or cancelled."""
-    ended = cli.queue(queue).wait(tasks, event, timeout=timeout)
-    rows = [(task.id, task.state, brief(task.result), task.error) for task in ended]
-    value = {"queue": queue, "tasks": [task_record(task) for task in ended]}
+    handle = cli.queue(queue)
+    with progress(f"waiting for {len(tasks)} task(s)"):
+        ended = handle.wait(tasks, event, timeout=timeout)
+    records = task_records(handle, ended)
     code = FAILED if any(task.state in {"dead", "cancelled"} for task in ended) else 0
-    return cli.say(value, table(rows, ("ID", "STATE", "RESULT", "ERROR")), code)
+    return cli.say({"queue": queue, "tasks": records}, table(records, "id state result error"), code)
 
 
 @verb("batch", example="zkmq batch orders nightly --wait")
@@ -200,125 +236,16 @@ def batch(
     if timeout is not None and not wait:
         raise UsageError("--timeout goes with --wait")
     handle = cli.queue(queue)
-    progress = handle.wait_batch(name, timeout) if wait else handle.batch(name)
-    record = asdict(progress)
-    value = {"queue": queue, "batch": record.pop("name"), **record}
-    text = facts(value | {"failed": " ".join(progress.failed) or None})
-    return cli.say(value, text, FAILED if wait and progress.failed else 0)
-
-
-_LATER = ("claim", "result", "requeue")  # the znodes of a task that its enqueue does not write
-
-
-@verb("task show", "show", example="zkmq task show orders invoice-7 --why")
-def show(
-    cli: Cli,
-    queue: str = QUEUE,
-    task: str = TASK,
-    why: bool = flag("--why", "why it is not being handled, and which consumers accept or refuse it"),
-    watch: bool = flag(
-        "--watch",
-        "follow it until it ends: a line (of JSON with --json) for each change; 5 if it ends dead or cancelled",
-    ),
-) -> int:
-    """Show all there is to a task, why nobody takes it, or follow it."""
-    from ..engine import Unsupported
-    from ..engine.queue_internals import internals
-
-    at_most_one(why=why, watch=watch)
-    handle = cli.queue(queue)
-    if watch:
-        return _watch(cli, handle, task)
-    explained = handle.explain(task) if why else None
-    if explained is not None and not cli.as_json:
-        return cli.say(None, "\n".join(map(printable, explained.lines())))
-    found = handle.task(task)
-    try:
-        tree = internals(handle).tree(task)
-    except Unsupported:  # it is in a file, which has no znodes
-        tree = None
-    value = {"queue": queue, **task_record(found)}
-    page = task_facts(found)
-    tables = []
-    if tree is not None:
-        transactions = enqueue_transactions(tree)
-        value |= {"znodes": [asdict(node) for node in tree], "enqueue_transactions": transactions}
-        page["enqueue transactions"] = transactions
-        attempts = [
-            (at.number, at.outcome, at.consumer, moment(at.claimed), moment(at.started), moment(at.ended), at.error)
-            for at in found.history
-        ]
-        tables = [
-            table(attempts, ("ATTEMPT", "OUTCOME", "CONSUMER", "CLAIMED", "STARTED", "ENDED", "ERROR")),
-            table([(at.path, at.bytes, at.czxid, at.mzxid) for at in tree], ("ZNODE", "BYTES", "CZXID", "MZXID")),
-        ]
-    if explained is not None:
-        consumers = [asdict(each) for each in explained.consumers]
-        value["why"] = {"status": explained.status, "reasons": explained.reasons, "consumers": consumers}
-    return cli.say(value, "\n\n".join([facts(page), *tables]))
-
-
-def enqueue_transactions(tree: list[Znode]) -> int:
-    """In how many transactions the znodes of a task were created: 1, as a task is written whole.
-
-    The data of an id that was enqueued again is written anew, in one more transaction.
-    """
-    base = min((node.path for node in tree), key=len, default="")
-    later = {f"{base}/{part}" for part in _LATER}
-    return len({node.czxid for node in tree if node.path not in later})
-
-
-def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> int:
-    """Print a line for each change until the task ends; 5 if it ends dead or cancelled."""
-    shown: list[tuple[object, ...]] = []
-
-    def show_change(task: Task) -> None:
-        seen = (task.status, task.attempt, task.progress, task.note)
-        if shown[-1:] == [seen]:
-            return
-        shown.append(seen)
-        plain = {name: getattr(task, name) for name in ("id", "attempt", "progress", "note", "error", "version")}
-        value = {"queue": queue.name, "state": str(task.state), "status": str(task.status), **plain}
-        ends = [printable(text) for text in (percent(task.progress), task.note, task.error) if text]
-        cli.say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]))
-
-    task = queue.follow(task_id, show_change)
-    return FAILED if task.state in {"dead", "cancelled"} else 0
+    with progress(f"waiting for batch {name}"):
+        found = record(handle.wait_batch(name, timeout) if wait else handle.batch(name))
+    value = {"queue": queue, "batch": found.pop("name"), **found}
+    return cli.say(value, facts(value), FAILED if wait and value["failed"] else 0)
 
 
 @verb("task cancel", "cancel", example="zkmq task cancel orders invoice-7")
-def cancel(cli: Cli, queue: str = QUEUE, tasks: list[str] = TASKS) -> int:
+def cancel(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN) -> int:
     """Withdraw tasks that have not ended. A bad id is refused before anything is done."""
-    from ..engine import IllegalTransition, TaskNotFound
-
-    done: list[str] = []
-    refused: dict[str, ZkmqError] = {}
+    check(chosen, required="cancel")
     handle = cli.queue(queue)
-    for task in checked(tasks):
-        try:
-            handle.cancel(task)
-        except (TaskNotFound, IllegalTransition) as error:
-            refused[task] = error
-        else:
-            done.append(task)
-    return say_done(cli, queue, "cancelled", done, refused)
-
-
-def say_done(cli: Cli, queue: str, word: str, tasks: Sequence[str], refused: Mapping[str, ZkmqError]) -> int:
-    """Print with which tasks something was done, and which refused it; 1 if one did."""
-    value: dict[str, object] = {"queue": queue, word: tasks}
-    for why in refused.values():
-        value.setdefault("error", type(why).__name__)
-        value.setdefault("message", str(why))
-        warn(str(why))
-    if refused:
-        value["refused"] = {task: str(why) for task, why in refused.items()}
-    text = "\n".join(f"{word} {task}" for task in tasks) or f"nothing {word}"
-    return cli.say(value, text, 1 if refused else 0)
-
-
-def checked(tasks: Iterable[str]) -> list[str]:
-    """The ids, each once. Raises `ConfigError` for a bad one."""
-    from ..engine import check_name
-
-    return [check_name("task id", task) for task in dict.fromkeys(tasks)]
+    ids = chosen.ids(handle, "inserted", "claimed")
+    return do_to_each(cli, queue, "cancelled", ids, one_by_one(handle.cancel), named=bool(chosen.tasks))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from copy import copy
@@ -13,8 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
+from ..inspection.selection import Selection
 from .connection import Cli
-from .options import COMMON, CONNECT_TIMEOUT_ALONE, UsageError, flag
+from .options import COMMON, CONNECT_TIMEOUT_ALONE, UsageError, flag, span
+from .selection import SELECTION
 
 Verb = TypeVar("Verb", bound=Callable[..., int])
 
@@ -32,15 +36,17 @@ exit codes:
 5  a task that was waited for, or one of a batch, ended dead or cancelled
 6  no connection to ZooKeeper
 7  fsck has found damage that it has not repaired
+8  a mistake of zkmq itself: -v shows where
 
 durations:  seconds (90), units (5m, 1h30m, 250ms) or ISO 8601 (PT1H30M)
 moments:  ISO 8601 with a zone (2026-11-22T10:31:05Z, "2026-11-22 11:31:05+01:00")
 
-Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output;
-a task id that is in use adds its "status", the "duplicates" refused and those "enqueued", a time-out what is "left",
-a queue that does not exist the names that are "similar".
+Errors are one line on standard error; with --json also {"error": …, "message": …} on standard output.
+docs/command-line.md tells what each verb answers with --json.
 """
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
+_CLEAR: Final = "\x1b[H\x1b[2J"
+_KEYWORD: Final = inspect.Parameter.KEYWORD_ONLY
 
 
 def _escaped(text: str) -> str:
@@ -63,7 +69,7 @@ class Group(TyperGroup):
 
 def _declare(function: Callable[..., Any], parameters: Iterable[inspect.Parameter]) -> Callable[..., Any]:
     """Have Typer read these parameters, and not those of the function, which takes any."""
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    named = [each.replace(kind=_KEYWORD) for each in parameters]
     function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     function.__annotations__ = {each.name: each.annotation for each in named}
     return function
@@ -94,45 +100,61 @@ def _group(text: str, epilog: str | None = None, *, own: Iterable[inspect.Parame
     return group
 
 
-_VERSION: Final = inspect.Parameter(
-    "version",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=flag("--version", "say which version this is", callback=_show_version, is_eager=True),
-    annotation=bool,
+def _parameter(name: str, kind: type, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, _KEYWORD, default=default, annotation=kind)
+
+
+_VERSION: Final = flag("--version", "say which version this is", callback=_show_version, is_eager=True)
+_WATCH: Final = (
+    _parameter("watch", bool, flag("--watch", "again and again; in a pipe one answer after the other")),
+    _parameter("interval", float, span("with --watch: how long between two answers (2s)", 2.0)),
 )
-ROOT: Final = _group("A durable task queue on Apache ZooKeeper.", _escaped(_EPILOG), own=[_VERSION])
+ROOT: Final = _group(
+    "A durable task queue on Apache ZooKeeper.", _escaped(_EPILOG), own=[_parameter("version", bool, _VERSION)]
+)
 GROUPS: Final = {
     "queue": _group("Create, configure, pause, clean, check and delete queues."),
     "task": _group("Enqueue tasks, look at them, wait for them; claim and settle them."),
-    "dead": _group("Look at dead letters, put them back, edit them in a file."),
+    "dead": _group("Look at dead letters, put them back, drop them, edit them in a file."),
 }
 for _name, _app in GROUPS.items():
     ROOT.add_typer(_app, name=_name, rich_help_panel="Groups of verbs")
 
 
-def verb(*names: str, example: str, connects: bool = True) -> Callable[[Verb], Verb]:
+def verb(*names: str, example: str, connects: bool = True, watched: bool = False) -> Callable[[Verb], Verb]:
     """Make a function a verb by each of the names, such as ``task list`` and ``list``; help shows the first alone.
 
-    Its first parameter is a `Cli`, by the common options; the others are its operands and options. Its docstring is the
-    help, which `example`, a command line, ends. Unless it `connects`, of the common options it takes ``--json`` alone.
+    Its first parameter is a `Cli`, by the common options; the others are its operands and options, or a `Selection` of
+    tasks. Its docstring is the help, which `example`, a command line, ends. Unless it `connects`, of the common options
+    it takes ``--json`` and ``-v`` alone. `watched`: ``--watch`` carries it out again and again.
     """
 
     def register(function: Verb) -> Verb:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        shared = {name: each for name, each in COMMON.items() if connects or name == "json"}
+        shared = {name: each for name, each in COMMON.items() if connects or name in {"json", "verbose"}}
         if any(each.name == "timeout" for each in own):
             shared["connect_timeout"] = shared["connect_timeout"].replace(default=CONNECT_TIMEOUT_ALONE)
+        taken: list[inspect.Parameter] = []
+        for each in own:
+            taken += SELECTION.values() if each.annotation is Selection else [each]
+            shared.pop(each.name, None)
+        taken += _WATCH if watched else ()
 
         def call(ctx: typer.Context, **values: Any) -> int:
-            with closing(Cli.of(ctx)) as cli:
-                try:
-                    return function(cli, **{each.name: values[each.name] for each in own})
-                except typer.BadParameter as error:
-                    error.ctx = ctx  # which names the verb, whose help is to be seen
-                    raise
+            def given(each: inspect.Parameter) -> Any:
+                whole = each.annotation is Selection
+                return Selection(**{name: values[name] for name in SELECTION}) if whole else values[each.name]
 
-        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        _declare(call, [context, *own, *shared.values()])
+            with closing(Cli.of(ctx)) as cli:
+                while True:
+                    code = function(cli, **{each.name: given(each) for each in own})
+                    if not (watched and values["watch"]):
+                        return code
+                    time.sleep(values["interval"])
+                    if sys.stdout.isatty():
+                        print(_CLEAR, end="")
+
+        _declare(call, [_parameter("ctx", typer.Context, inspect.Parameter.empty), *taken, *shared.values()])
         call.__doc__ = function.__doc__
         for name in names:
             group, _, word = name.rpartition(" ")

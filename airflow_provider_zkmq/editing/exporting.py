@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -29,10 +29,13 @@ def export_queue(
     state: State | str = State.DEAD,
     *,
     selector: Selector | str | None = None,
+    ids: Sequence[str] | None = None,
     limit: int | None = None,
     force: bool = False,
 ) -> int:
     """Write the tasks in `state` (dead, cancelled or inserted) that `selector` accepts to a file; returns how many.
+
+    `ids`: only these.
 
     The file appears whole or not at all, readable for its owner alone. Tasks are read a few at a time.
 
@@ -55,7 +58,7 @@ def export_queue(
     ):
         file_format.write_header(file, here, wanted, selector)
         count = 0
-        for count, task in enumerate(islice(_tasks(queue, wanted, chosen, types), limit), 1):
+        for count, task in enumerate(islice(_tasks(queue, wanted, ids, chosen, types), limit), 1):
             file_format.append_task(file, task)
             if file.path.stat().st_size > _MOST_BYTES or count > _MOST_TASKS:
                 what = f"a file of {count:,} of these tasks would be too large"
@@ -65,8 +68,10 @@ def export_queue(
     return count
 
 
-def _tasks(queue: AnyQueue, state: State, chosen: Selector, types: FilterTypes) -> Iterator[Task]:
-    ids = internals(queue).ids(state)
+def _tasks(
+    queue: AnyQueue, state: State, named: Sequence[str] | None, chosen: Selector, types: FilterTypes
+) -> Iterator[Task]:
+    ids = internals(queue).ids(state) if named is None else named
     for start in range(0, len(ids), AT_ONCE):
         for task in queue.tasks(ids=ids[start : start + AT_ONCE], parts=["data"]):
             if task.state is state and chosen.matches(task.filters, types):

@@ -5,6 +5,7 @@ brings its own ensemble: this server lets in anyone who reaches it, on loopback 
 """
 
 from .configuration import ServerError, ServerTls
+from .foreground import serve_until_stopped, warning
 from .java import Java, find_java, spark_jars, spark_java_home
 from .node import read_metrics
 from .server import EmbeddedServer, is_loopback
@@ -17,6 +18,8 @@ __all__ = [
     "find_java",
     "is_loopback",
     "read_metrics",
+    "serve_until_stopped",
     "spark_jars",
     "spark_java_home",
+    "warning",
 ]

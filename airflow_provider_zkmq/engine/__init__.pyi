@@ -35,6 +35,7 @@ from .core.model.filters import (
     String as String,
     parse_selector as parse_selector,
     parse_type as parse_type,
+    spell_type as spell_type,
 )
 from .core.model.states import State as State, Status as Status
 from .core.model.values import (
@@ -51,7 +52,8 @@ from .core.maintenance.consumer_registry import Consumer as Consumer
 from .core.read.completion_log import Truncation as Truncation
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
 from .core.read.bulk_read import Part as Part
-from .core.read.inspect import Znode as Znode
+from .core.read.inspect import Znode as Znode, enqueue_transactions as enqueue_transactions
+from .core.read.overview import HeldClaim as HeldClaim, Overview as Overview, Unaccepted as Unaccepted
 from .core.read.columnar_read import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch
 from .errors import (

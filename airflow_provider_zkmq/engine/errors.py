@@ -92,8 +92,13 @@ class TransportError(ZkmqError):
 class Unavailable(TransportError):
     """No ZooKeeper server answered in time; nothing that the call asks for was written.
 
-    A call over many tasks, such as `clear` or `collect_garbage`, may have dealt with some of them.
+    A call over many tasks, such as `clear` or `collect_garbage`, may have dealt with some of them. ``met``: what was in
+    the way to each server, for people; ``nobody_listens``: each of them refused the connection.
     """
+
+    def __init__(self, message: str, *, met: str = "", nobody_listens: bool = False) -> None:
+        super().__init__(message)
+        self.met, self.nobody_listens = met, nobody_listens
 
 
 class HostNotFound(Unavailable):

@@ -26,6 +26,8 @@ class FileClient:
     transaction = refused(TRANSACTIONS)
     #: Whom a folder lets in is the file system's affair.
     open_above: tuple[str, ...] = ()
+    #: No server is asked.
+    server_version: str | None = None
 
     def __init__(self, url: str) -> None:
         self.config = ConnectionConfig(hosts=url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from ..engine.core.model.states import State
 from ..engine.core.model.values import Duration, Moment, optional_milliseconds, seconds, whole_number
 from ..engine.core.read.columnar_read import Scanned
 from ..engine.core.read.inspect import as_state, checked_columns, checked_ids
+from ..engine.core.read.overview import HeldClaim, Overview
 from .directory import Directory
 from .operations import Putting
 from .refusals import BATCHES, OnlyWhatFilesHave, refuse
@@ -87,6 +89,36 @@ class FileQueueInternals(OnlyWhatFilesHave):
 
         self._directory.carry_out(self._name, lambda _: None)
         return pendulum.now("UTC")
+
+    def held_claims(self, ids: Sequence[str] | None = None) -> list[HeldClaim]:
+        """The tasks in hand, of these ids or all; a file tells neither since when nor of progress."""
+        named = None if ids is None else set(checked_ids(ids))
+
+        def look(queue_file: QueueFile) -> list[HeldClaim]:
+            held = []
+            for lines in queue_file.matching(State.CLAIMED, None):  # one whose lock has ended is not among them
+                if lines.holder is not None and (named is None or lines.id in named):
+                    owner, until = lines.holder
+                    attempt = queue_file.task(lines).attempt
+                    ends = int(until * 1000) if math.isfinite(until) else None  # people may write anything there
+                    times = (None, None, 0.0, ends)
+                    held.append(HeldClaim(lines.id, owner, attempt, *times, lapsed=False, progress=None, note=None))
+            return held
+
+        return self._directory.carry_out(self._name, look)
+
+    def overview(self) -> Overview:
+        """How the queue stands, as `QueueInternals.overview`; a file registers no consumers and is never paused."""
+
+        def look(queue_file: QueueFile) -> tuple[dict[str, int], int | None, int | None]:
+            waiting = queue_file.matching(State.INSERTED, None)
+            due = [lines.due for lines in waiting if lines.due > queue_file.now]
+            ready = [queue_file.task(lines).enqueued_ms for lines in waiting if lines.due <= queue_file.now]
+            counts = {str(state): len(queue_file.matching(state, None)) for state in State} | {"scheduled": len(due)}
+            return counts, min(ready, default=None), int(min(due) * 1000) if due and math.isfinite(min(due)) else None
+
+        counts, oldest, due = self._directory.carry_out(self._name, look)
+        return Overview(counts, False, None, (), oldest, due, tuple(self.held_claims()))
 
     def ids(self, state: State | str | None = None) -> list[str]:
         """The ids of the tasks in `state` (default: any), in the order of the lines."""

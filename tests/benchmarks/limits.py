@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from typing import Final
 
@@ -63,7 +64,7 @@ def main() -> None:
                 for name in LIMITS if number else ():  # the first round warms up
                     ratios.setdefault((kind, name), []).append(spent["none"] / spent[name])
     for (kind, name), found in ratios.items():
-        print(f"{kind:8} {name:28} {statistics.median(found):.2f}")
+        sys.stdout.write(f"{kind:8} {name:28} {statistics.median(found):.2f}\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, Orde
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.task_store import KEPT, MOVED, ROOMS
+from airflow_provider_zkmq.inspection.records import record
+from airflow_provider_zkmq.inspection.wording import facts
 from airflow_provider_zkmq.textqueue import Limits, TextQueue
 from tests.filequeue.conftest import taken
 
@@ -76,7 +78,7 @@ def goes_on(q: FileQueue) -> None:
         assert sum(q.counts().values()) - q.counts()["scheduled"] == len(tasks)
         assert q.tasks(ids=internals(q).ids()) == tasks
         for task in tasks:
-            output.say(output.task_record(task), output.facts(output.task_facts(task)), as_json=True)
+            output.say(record(task), facts(record(task)), as_json=True)
 
 
 def test_what_is_stepped_over_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -136,6 +136,8 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "closed": lambda side: side.internals.closed,
     "ended_between": lambda side: side.internals.ended_between(0, 1),
     "enqueue_new": lambda side: side.internals.enqueue_new([Message("x", task_id=n) for n in ("new", "finished")]),
+    "held_claims": lambda side: side.internals.held_claims(),
+    "overview": lambda side: side.internals.overview(),
     "find": lambda side: side.internals.find("size==large"),
     "ids": lambda side: side.internals.ids("dead"),
     "latest_end": lambda side: side.internals.latest_end(),
@@ -293,6 +295,7 @@ show QUEUE queued
 show QUEUE finished --watch
 !show QUEUE queued --why
 list QUEUE
+list QUEUE --error brok*
 list QUEUE --state inserted --selector size==large --limit 1
 wait QUEUE finished --timeout 5
 wait QUEUE claimed --event claim --timeout 5
@@ -303,6 +306,7 @@ wait QUEUE claimed --event claim --timeout 5
 !redrive QUEUE dead => dead=inserted
 !redrive QUEUE --all => dead=inserted
 !dead redrive QUEUE --error broken => dead=inserted
+!dead drop QUEUE --error broken --yes => dead=None
 export QUEUE FILE
 export QUEUE FILE --state inserted --selector size==large --limit 1
 !import EDITED

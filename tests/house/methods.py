@@ -24,6 +24,7 @@ from airflow_provider_zkmq.engine.core.read import (
     columnar_read,
     completion_log,
     configuration,
+    overview,
     queue_existence,
     server_clock,
     watch_tasks,
@@ -116,8 +117,8 @@ MODULES: Final = [
         {
             claim: "check_wanted=wanted", due_work: "run_maintenance wait_for_change",
             enqueue: "enqueue_new", watch_tasks: "find=find_matching", columnar_read: "scan", server_clock: "zxid now",
-            read: "pending ids=list_ids tree=read_tree", interventions: "replace=replace_data",
-            admin: "publish_archive",
+            read: "pending ids=list_ids tree=read_tree", overview: "overview held_claims",
+            interventions: "replace=replace_data", admin: "publish_archive",
             completion_log: "ended_between read_ended latest_end truncated_at", configuration: "archive",
         },
     ),

@@ -20,8 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
 
-from airflow_provider_zkmq.cli import server
-from airflow_provider_zkmq.embedded import EmbeddedServer, ServerTls
+from airflow_provider_zkmq.embedded import EmbeddedServer, ServerTls, warning
 from airflow_provider_zkmq.engine import (
     AccessDenied,
     AsyncZkmq,
@@ -426,17 +425,14 @@ def test_the_command_line_tells_what_is_wrong_with_tls_or_open(doors: Doors, roo
 # --- the server for development
 
 
-def test_a_server_that_others_reach_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_others_reach_says_so(tmp_path: Path) -> None:
     """Unless it lets in only those whose certificates its authority signed. It bounds each one's connections.
 
     On loopback all clients share an address, so there it does not, unless it is told to.
     """
     for host, warned in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("zk1", True)):
-        server._warn(host, None)
-        server._warn(host, ServerTls("cert", "key"))
-        assert capsys.readouterr().err.count("zkmq: warning: ") == 2 * warned
-        server._warn(host, ServerTls("cert", "key", "ca"))
-        assert capsys.readouterr().err == ""
+        assert [warning(host, tls) is not None for tls in (None, ServerTls("cert", "key"))] == [warned, warned]
+        assert warning(host, ServerTls("cert", "key", "ca")) is None
     for host, told, bound in (("127.0.0.1", None, 0), ("10.0.0.1", None, 60), ("zk1", 7, 7)):
         made = EmbeddedServer(tmp_path, host=host, max_connections=told)
         assert f"maxClientCnxns={bound}\n" in made._settings.zoo_cfg(2181, [])

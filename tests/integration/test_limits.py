@@ -257,7 +257,7 @@ def test_a_limit_by_what_is_no_filter_is_refused_and_nothing_is_changed(q: Queue
 
 
 def test_a_lost_slot_holds_up_nobody_and_is_repaired(q: Queue, root: str, zookeeper: str) -> None:
-    """Its task is completed all the same; while it is in hand, `fsck` writes the slot anew, and deletes a foreign one."""
+    """Its task is completed all the same; of one in hand `fsck` writes the slot anew, and it deletes a foreign one."""
     q.configure(limit=Limit(concurrency=1, by="customer"))
     put(q, "ab")
     claims = all_there_is(q)

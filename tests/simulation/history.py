@@ -38,6 +38,8 @@ CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 #: Who claims under a bound leaves the queue with no more leases.
 MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
+#: How many slashes there are in the path of a slot.
+SLOT_DEPTH: Final = 5
 REMOVING: Final = frozenset({"drop", "clear"})
 #: What is not taken back with the servers.
 FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused", "seen_over", "doubted"})
@@ -203,9 +205,7 @@ class History:
                 continue
             if top == "unarchived" and len(rest) == 2:
                 self._note_letter(queue, op, txn)
-            task = listed_task(top, rest)
-            if top == "slots" and len(rest) == 2:
-                task = self._note_slot(op)
+            task = self._note_slot(op) if top == "slots" else listed_task(top, rest)
             if task is not None:
                 key = (queue, task)
                 touched[key] = None
@@ -225,8 +225,10 @@ class History:
         if len(self.bounded) > MOST_LEASES:
             self.fail("no more leases than the bound", path)
 
-    def _note_slot(self, op: Any) -> str:
-        """Whose slot is taken, or freed."""
+    def _note_slot(self, op: Any) -> str | None:
+        """Whose slot is taken, or freed; None of what holds slots."""
+        if op.path.count("/") != SLOT_DEPTH:
+            return None
         if isinstance(op, Create):
             self.slots[op.path] = op.data.decode()
             return self.slots[op.path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
@@ -97,7 +97,7 @@ class Plan:
     request_timeout: float = 10.0
     archived: bool = False
     followed: bool = False
-    limit: Limit = Limit()
+    limit: Limit = field(default_factory=Limit)
 
 
 def plan(seed: str) -> Plan:

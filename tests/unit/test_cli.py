@@ -18,11 +18,11 @@ from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import configuration, connection, main, options, output, tasks, worker
+from airflow_provider_zkmq.cli import connection, main, options, queues, worker
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.settings import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
-from airflow_provider_zkmq.engine.core.read.inspect import Task, Znode
+from airflow_provider_zkmq.engine.core.read.inspect import Task, Znode, enqueue_transactions
 from airflow_provider_zkmq.engine.errors import (
     AccessDenied,
     ClaimLost,
@@ -34,6 +34,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     WaitTimeout,
 )
+from airflow_provider_zkmq.inspection import records, wording
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
@@ -94,13 +95,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_exit_codes() -> None:
-    """Each family of errors has its exit code; mistakes of ours and closed pipes have none."""
+    """Each family of errors has its exit code; mistakes of ours have one that nothing else has."""
     codes = {
         1: (TaskNotFound, DuplicateTask, ClaimLost, IllegalTransition, PermissionError),
         2: (ConfigError, AccessDenied, UsageError),
         4: (WaitTimeout,),
         6: (Unavailable, OutcomeUnknown),
-        None: (BrokenPipeError, KeyError),
+        8: (KeyError, ValueError),
     }
     for code, kinds in codes.items():
         assert {kind: main._exit_code(kind("x")) for kind in kinds} == dict.fromkeys(kinds, code)
@@ -207,14 +208,13 @@ def test_common_options_stand_before_or_after_the_verb(
     No log or traceback shows the password that is among them.
     """
     bare = read("queues")
-    assert (bare.hosts, bare.root, bare.auth, bare.as_json) == ("127.0.0.1:2181", "/zkmq", None, False)
-    assert (bare.session_timeout, bare.connect_timeout, bare.request_timeout, bare.hosts_given) == (None,) * 3 + (
-        False,
-    )
-    assert bare.access == {"tls": None, "allow_open": None}
+    assert (bare.hosts, bare.root, bare.as_json) == ("127.0.0.1:2181", "/zkmq", False)
+    assert (bare.connect_timeout, bare.hosts_given) == (None, False)
+    given = ("auth", "tls", "allow_open", "session_timeout", "request_timeout")
+    assert bare.options == dict.fromkeys(given)
     monkeypatch.setenv("ZKMQ_HOSTS", "env:1")
     monkeypatch.setenv("ZKMQ_AUTH", "u:p")
-    assert (read("queues").hosts, read("queues").auth) == ("env:1", "u:p")
+    assert (read("queues").hosts, read("queues").options["auth"]) == ("env:1", "u:p")
     assert "u:p" not in repr(read("queues"))
     assert read("--hosts", "before:1", "queues").hosts == "before:1"
     assert read("--hosts", "before:1", "queues", "--hosts", "after:1").hosts == "after:1"
@@ -225,8 +225,8 @@ def test_common_options_stand_before_or_after_the_verb(
     assert read("queues", "--timeout", "2m").connect_timeout == 120
     assert read("--timeout", "3", "wait", "q", "t", "--timeout", "9").connect_timeout == 3
     assert read("wait", "q", "t", "--timeout", "9", "--connect-timeout", "4").connect_timeout == 4
-    opened = read("--allow-open", "queues", "--tls").access
-    assert opened == {"tls": True, "allow_open": True}
+    opened = read("--allow-open", "queues", "--tls").options
+    assert opened.items() >= {"tls": True, "allow_open": True}.items()
 
 
 def test_a_server_answers_in_json_wherever_it_is_told_to(
@@ -251,7 +251,7 @@ def test_what_the_environment_says_of_servers_is_not_about_files(
     for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
         monkeypatch.setenv(name, value)
     seen = read("queues", "--hosts", "textqueue:///queues")
-    assert (seen.hosts, seen.root, seen.auth) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
+    assert (seen.hosts, seen.root, seen.options["auth"]) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
     assert read("queues", "--hosts", "textqueue:///queues", "--root", "/mine").root == "/mine"
 
 
@@ -262,7 +262,7 @@ def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> 
     assert capsys.readouterr().out.split() == [str(to / "zkmq_events.py"), str(to / "zkmq_maintenance.py")]
     assert (to / "zkmq_events.py").read_bytes() == (EXAMPLES / "zkmq_events.py").read_bytes()
     assert main.main(["examples", "--json"]) == 0
-    known = json.loads(capsys.readouterr().out)
+    known = {each["name"]: each["about"] for each in json.loads(capsys.readouterr().out)["examples"]}
     assert set(known) == {path.stem for path in EXAMPLES.glob("*.py")} - {"demo"}
     assert all(known.values())
     for names, why in (("zkmq_flights zkmq_events", "zkmq_events.py is there already"), ("zkmq_event", "no example")):
@@ -273,7 +273,7 @@ def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> 
 
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    assert (tuple(State), ORDERS) == (options.STATES, configuration.ORDERS)
+    assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
     assert {*options.STATUSES, "dead", "cancelled"} == set(Status)
 
 
@@ -307,47 +307,60 @@ def test_operands_may_stand_after_options(
 
 def test_bytes_that_are_no_text_come_as_base64() -> None:
     """JSON answers carry text where the bytes are text, and base64 under another name where they are not."""
-    assert output.payload("data", "grüße".encode()) == {"data": "grüße"}
-    assert output.payload("data", b"\xff\x00") == {"data_base64": "/wA="}
-    assert output.payload("result", None) == {"result": None}
-    assert (output.brief(b"\xff"), output.brief(b"x"), output.brief(None)) == ("base64:/w==", "x", None)
-    assert output.task_record(a_task(b"\xff"))["data_base64"] == "/w=="
-    assert json.loads(json.dumps(output.task_record(a_task())))["data"] == "payload"
+    assert records.payload("data", "grüße".encode()) == {"data": "grüße"}
+    assert records.payload("data", b"\xff\x00") == {"data_base64": "/wA="}
+    assert records.payload("result", None) == {"result": None}
+    assert wording.table([{"data_base64": "/w=="}, {"data": "x"}, {}], "data") == "DATA\nbase64:/w==\nx\n-"
+    assert records.record(a_task(b"\xff"))["data_base64"] == "/w=="
+    assert json.loads(json.dumps(records.record(a_task())))["data"] == "payload"
 
 
 def test_a_task_is_shown_with_its_progress_batch_and_window() -> None:
     """JSON has the values as they are; people get a percentage and a time; what a task lacks is left out for them."""
-    record, plain = output.task_record(a_task()), output.task_facts(a_task())
-    assert record.items() >= {"progress": 0.5, "note": "half", "batch": "b", "dedupe_ms": 2_000}.items()
-    assert (plain["progress"], plain["note"], plain["batch"]) == ("50%", "half", "b")
-    assert re.fullmatch(r"1970-01-01 00:00:02 UTC, \d+ d ago", str(plain["dedupe until"]))
-    times_told = [record[name] for name in ("enqueued_at", "dedupe_until", "claimed_at")]
-    assert times_told == ["1970-01-01T00:00:01.000+00:00", "1970-01-01T00:00:02.000+00:00", None]
+    known = records.record(a_task())
+    assert known.items() >= {"progress": 0.5, "note": "half", "batch": "b", "error": None}.items()
+    plain = wording.facts(known)
+    for line in (
+        r"progress +50%",
+        r"note +half",
+        r"batch +b",
+        r"dedupe until +ended 1970-01-01 00:00:02 UTC, \d+ d ago",
+    ):
+        assert re.search(f"^{line}$", plain, re.MULTILINE), line
+    times = [known[name] for name in ("enqueued_at", "dedupe_until", "claimed_at")]
+    assert times == ["1970-01-01T00:00:01.000+00:00", "1970-01-01T00:00:02.000+00:00", None]
+    assert not [name for name in known if name.endswith("_ms")], "one name for one fact"
     bare = dataclasses.replace(a_task(), progress=None, note="", batch=None, dedupe_ms=None)
-    assert not {"progress", "note", "batch", "dedupe until"} & set(output.facts(output.task_facts(bare)).split("  "))
+    assert not {"progress", "note", "batch", "dedupe"} & set(wording.facts(records.record(bare)).split())
 
 
 def test_an_age_is_told_in_its_largest_unit() -> None:
     """How long ago, or in how long."""
     told = {0.4: "now", -0.4: "now", 59.9: "59 s ago", 300: "5 min ago", -5_400: "in 1 h", 86_399: "23 h ago"}
     told[86_400 * 20_000] = "20000 d ago"
-    assert {seconds: output.age(seconds) for seconds in told} == told
+    assert {seconds: wording.age(seconds) for seconds in told} == told
 
 
 def test_a_damaged_time_does_not_keep_a_task_from_being_shown() -> None:
-    """What is no time of a calendar is told as it stands; JSON has no text for it."""
+    """What is no time of a calendar is none."""
     for milliseconds in (10**15, -(10**15), 10**400):
         broken = dataclasses.replace(a_task(), due_ms=milliseconds)
-        assert str(output.task_facts(broken)["due"]).endswith(" ms since 1970")
-        assert output.task_record(broken)["due_at"] is None
+        assert records.record(broken)["due_at"] is None
+        assert "due" not in wording.facts(records.record(broken))
 
 
 def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> None:
     """Columns line up; an escape sequence or a line end in a value is printed as its escape."""
-    assert output.table([("a", 1), ("long", None)], ("X", "Y")) == "X     Y\na     1\nlong  -"
-    assert "\x1b" not in output.table([("\x1b[31m\n",)])
-    assert output.table([("\x1b[31m\n",)]).count("\n") == 0
-    assert output.table([]) == ""
+    assert wording.table([{"x": "a", "y": 1}, {"x": "long", "y": None}], "x y") == "X     Y\na     1\nlong  -"
+    assert "\x1b" not in wording.table([{"x": "\x1b[31m\n"}], "x")
+    assert wording.table([{"x": "\x1b[31m\n"}], "x").count("\n") == 1
+    assert (wording.table([], "x y_at"), wording.facts({})) == ("X  Y", "")
+
+
+def test_people_read_words() -> None:
+    """Durations, parts, flags, lists and mappings."""
+    spoken = {"lease": 5400.0, "progress": 0.5, "paused": True, "ids": ["a", "b"], "filters": {"a": "1"}, "note": None}
+    assert [wording.words(name, value) for name, value in spoken.items()] == ["1h30m", "50%", "yes", "a b", "a=1", "-"]
 
 
 def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
@@ -355,9 +368,9 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
     tree = [Znode(f"/r/q/tasks/t{part}", 0, 5, 5) for part in ("", "/data", "/metadata", "/filters", "/filters/claim")]
     tree += [Znode("/r/q/tasks/t/state", 9, 5, 11), Znode("/r/q/tasks/t/claim", 0, 8, 8)]
     later = [Znode(f"/r/q/tasks/t/{part}", 0, 9, 9) for part in ("result", "requeue")]
-    assert tasks.enqueue_transactions([*tree, *later]) == 1
+    assert enqueue_transactions([*tree, *later]) == 1
     torn = dataclasses.replace(tree[4], czxid=6)
-    assert tasks.enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
+    assert enqueue_transactions([*tree[:4], torn, *tree[5:]]) == 2
 
 
 def test_handlers_are_loaded_by_name() -> None:
@@ -408,10 +421,10 @@ def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.Ca
         ("xyz", "there is no verb 'xyz' (see zkmq --help)"),
         ("queue", "Missing command (see zkmq queue --help)"),
         ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
-        ("list", "the following arguments are required: QUEUE (see zkmq list --help)"),
-        ("list q --prio x", "No such option: --prio (Possible options: --root) (see zkmq list --help)"),
-        ("fsck q --repair --dry-run", "argument --dry-run: not allowed with argument --repair (see zkmq fsck --help)"),
-        ("task release q t", "one of the arguments --token --force is required (see zkmq task release --help)"),
+        ("list", "Missing argument 'QUEUE' (see zkmq list --help)"),
+        ("list q --prio x", "No such option: --prio (Possible options: --error, --root) (see zkmq list --help)"),
+        ("fsck q --repair --dry-run", "--dry-run is not allowed with --repair"),
+        ("task release q t", "one of --token and --force is required"),
     ):
         assert main.main(line.split()) == 2
         assert capsys.readouterr().err == f"zkmq: {hint}\n"
@@ -469,8 +482,9 @@ def test_color_is_on_a_terminal_alone_and_names_are_no_markup(tmp_path: Path, no
         assert ("\x1b[1m" in told, "\x07" in told, "evil\x1b" in told) == (styled, False, False)
         piped = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
         assert "\x1b" not in piped
-        if verb == ["status"]:  # a list tells how long ago tasks were enqueued
-            assert re.sub("\x1b\\[[01]m|\r", "", told) == piped
+        if verb == ["status"]:
+            colorless = re.sub("\x1b\\[[0-9;]*m|\r", "", told)
+            assert re.sub(r"\d+ s ago", "", colorless) == re.sub(r"\d+ s ago", "", piped), "but for the time between"
         else:
             assert "[red]x[/red]yyy" in told
             assert max(map(len, piped.splitlines())) > 100

@@ -90,6 +90,11 @@ class ClientBase(Api):
         """
         return self._session.access.open_above
 
+    @property
+    def server_version(self) -> str | None:
+        """ZooKeeper's version, of the server that this client is connected to; None where that does not tell it."""
+        return self._session.server_version()
+
     def _close(self) -> None:
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:

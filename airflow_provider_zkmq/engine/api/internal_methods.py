@@ -11,11 +11,21 @@ from ..core.model.new_message import Message, NewTasks
 from ..core.model.records import Ended
 from ..core.model.states import State
 from ..core.model.values import Duration, Moment
-from ..core.read import bulk_read, columnar_read, completion_log, configuration, inspect, server_clock, watch_tasks
+from ..core.read import (
+    bulk_read,
+    columnar_read,
+    completion_log,
+    configuration,
+    inspect,
+    overview,
+    server_clock,
+    watch_tasks,
+)
 from ..core.read.columnar_read import Scanned
 from ..core.read.completion_log import Truncation
 from ..core.read.configuration import Archive
 from ..core.read.inspect import Task, Znode
+from ..core.read.overview import HeldClaim, Overview
 from ..core.tasks import admin, enqueue, interventions
 from .bases import QueueInternalsBase
 from .calls import AsyncApi, SyncApi
@@ -132,6 +142,20 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
     async def tree(self, task_id: str) -> list[Znode]:
         """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
         return await self._carry_out(inspect.read_tree(self._context, task_id))
+
+    async def overview(self) -> Overview:
+        """How the queue stands, for operators. It costs by lanes, consumers and claims, not by what is pending.
+
+        Tasks of mixed lanes (see `znode_names.MAX_LANES`) count as accepted. Raises `QueueNotFound`.
+        """
+        return await self._carry_out(overview.overview(self._context))
+
+    async def held_claims(self, ids: Sequence[str] | None = None) -> list[HeldClaim]:
+        """The tasks in hand, of these ids or all, those first whose consumer has said nothing of them the longest.
+
+        Also claims whose lease has ended while nobody has given the task back. Raises `QueueNotFound`.
+        """
+        return await self._carry_out(overview.held_claims(self._context, ids))
 
     async def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.
@@ -305,6 +329,20 @@ class QueueInternals(QueueInternalsBase, SyncApi):
     def tree(self, task_id: str) -> list[Znode]:
         """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
         return self._carry_out(inspect.read_tree(self._context, task_id))
+
+    def overview(self) -> Overview:
+        """How the queue stands, for operators. It costs by lanes, consumers and claims, not by what is pending.
+
+        Tasks of mixed lanes (see `znode_names.MAX_LANES`) count as accepted. Raises `QueueNotFound`.
+        """
+        return self._carry_out(overview.overview(self._context))
+
+    def held_claims(self, ids: Sequence[str] | None = None) -> list[HeldClaim]:
+        """The tasks in hand, of these ids or all, those first whose consumer has said nothing of them the longest.
+
+        Also claims whose lease has ended while nobody has given the task back. Raises `QueueNotFound`.
+        """
+        return self._carry_out(overview.held_claims(self._context, ids))
 
     def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.

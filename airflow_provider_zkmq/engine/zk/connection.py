@@ -481,6 +481,7 @@ class Trouble(NamedTuple):
     lasting: bool
 
 
+_REFUSED: Final = "refused the connection"
 _UNANSWERED: Final = Trouble("took the connection and did not answer: frozen, full, or a port for TLS only?", False)
 _UNANSWERED_TLS: Final = Trouble("took the connection over TLS and did not answer: frozen, or full?", False)
 
@@ -540,6 +541,15 @@ class Dialer:
             self._socket, self._since = opened, time.monotonic()
         opened.settimeout(max(0.01, deadline - time.monotonic()))
 
+    def send_command(self, command: bytes) -> bytes:
+        """What the server that we are connected to answers to a word for operators; nothing where it does not."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._socket is not None and self._context is None:
+                with socket.create_connection(self._socket.getpeername()[:2], self._longest) as opened:
+                    opened.sendall(command)
+                    return opened.makefile("rb").read()
+        return b""
+
     def cut(self) -> None:
         """Cut the connection, also one that is being opened, and open no more."""
         with self._lock:
@@ -570,7 +580,7 @@ class Dialer:
         elif isinstance(error, TimeoutError):
             text = "did not answer"
         elif isinstance(error, ConnectionRefusedError):
-            text = "refused the connection"
+            text = _REFUSED
         elif isinstance(error, ssl.SSLEOFError):
             text = "closed the connection instead of speaking TLS: full, or a port without TLS?"
         self._remember(name, address, Trouble(text, lasting is not None))
@@ -596,6 +606,10 @@ class Dialer:
                 return None  # or another of its addresses is left to be tried
             refusals[name] = f"{name} {lasting[0]}"
         return "; ".join(refusals.values())
+
+    def nobody_listens(self) -> bool:
+        """Whether each server has refused the connection."""
+        return {trouble.text for found in list(self._troubles.values()) for trouble in found.values()} == {_REFUSED}
 
     def shown(self) -> str:
         """What was in the way to each server, for an error's message."""

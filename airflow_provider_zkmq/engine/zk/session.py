@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import re
 import select
 import ssl
 import threading
@@ -686,6 +687,11 @@ class Session:
             self.watches.lose()
         self.changed.fire()
 
+    def server_version(self) -> str | None:
+        """The version of the server, by a connection of its own; None: it does not tell, or speaks TLS."""
+        version = re.search(rb"version: (\d+(?:\.\d+)+)", self.dialer.send_command(b"srvr"))
+        return version and version[1].decode()
+
     def unavailable(self, limit: Limit) -> Unavailable:
         """The error for servers that did not answer within a limit, or with which we do not agree about TLS."""
         self.silent = True
@@ -695,7 +701,9 @@ class Session:
         met = self.dialer.shown()
         return Unavailable(
             f"no ZooKeeper server answered at {self.config.hosts} within {limit}{met and f' ({met})'}; "
-            "check the hosts and that a server runs there (zkmq server starts one)"
+            "check the hosts and that a server runs there (zkmq server starts one)",
+            met=met,
+            nobody_listens=self.dialer.nobody_listens(),
         )
 
     def unanswered(self) -> Unavailable:

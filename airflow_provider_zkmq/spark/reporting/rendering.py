@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from rich.box import SIMPLE_HEAD
@@ -28,6 +29,15 @@ def need(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"this needs {' and '.join(missing)}: pip install 'airflow-provider-zkmq[spark]'")
+
+
+def check_page(file: Path | None) -> None:
+    """Raise `ConfigError`, before a report is made, where a page cannot be written, or Jinja2 is missing."""
+    if file is not None:
+        if file.is_dir() or not file.absolute().parent.is_dir():
+            why = "it is a folder" if file.is_dir() else f"{file.absolute().parent} is no folder"
+            raise ConfigError(f"{file} cannot be written: {why}")
+        need("jinja2")
 
 
 # --- A report's contents as plain data: sections of tables, and values as people read them.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from ...engine import ConfigError, Duration, Moment, QueueNotFound, parse_duration, parse_moment
+from ...engine import ConfigError, Duration, Moment, QueueNotFound, TransportError, parse_duration, parse_moment
 from ...history import known
 from ...location import Location
 from . import capacity, sections
@@ -172,5 +173,8 @@ def _counted(counts: Callable[[str], Mapping[str, int]], queue: str) -> Row | No
     try:
         found = counts(queue)
     except QueueNotFound:
+        return None
+    except TransportError as error:  # the history can be read all the same
+        logging.getLogger(__name__).warning("how many tasks of %s wait now is not known: %s", queue, error)
         return None
     return {"queue": queue, **found} if found else None

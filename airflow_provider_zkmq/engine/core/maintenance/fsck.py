@@ -582,7 +582,11 @@ class _TaskCheck:
         self, context: Context, task_id: str, nodes: Mapping[str, zk.Node], listed: Sequence[str], now: int
     ) -> None:
         self._context, self._id, self._nodes, self._now = context, task_id, nodes, now
-        self._listed = [path for path in listed if path in nodes]
+        self._listed = [
+            path
+            for path in listed
+            if path in nodes and _listed_task(_below(context, path), nodes[path].data) == task_id
+        ]
         self._base, self._path = context.paths.task(task_id), context.paths.task(task_id, "state")
         self._own = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
         self._contents: dict[str, bytes] = {}

@@ -155,6 +155,11 @@ def parse_type(text: str) -> FilterType:
             raise ConfigError(f"filter type {text!r} is unknown: use enum:low,standard,high or integer or string")
 
 
+def spell_type(kind: FilterType) -> str:
+    """The text form of a type, as `parse_type` takes it."""
+    return f"enum:{','.join(kind.values)}" if isinstance(kind, OrderedEnum) else type(kind).__name__.lower()
+
+
 # --- One condition of a selector: a filter, an operator, a value.
 
 OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {

@@ -700,28 +700,54 @@ def _span(milliseconds: int) -> str:
     return f"{max(0, milliseconds) / 1000:.1f} s"
 
 
-def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerMatch, ...]]:
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """What a live consumer has announced: the selectors of which each makes a task acceptable to it."""
+
+    consumer: str
+    texts: tuple[str, ...]
+    in_hand: int
+    unreadable: str | None = None
+
+    def refusal(self, filters: Mapping[str, str], types: FilterTypes) -> str | None:
+        """Why it accepts no task with these filters; None: it does."""
+        if self.unreadable is not None:
+            return f"what it accepts cannot be read: {self.unreadable}"
+        if not self.texts:
+            return "it has announced nothing that it accepts"
+        try:
+            refusals = [parse_selector(text).refusal(filters, types) for text in self.texts]
+        except ConfigError as error:
+            return f"what it accepts cannot be read: {error}"
+        refusing = [why for why in refusals if why is not None]
+        return "; ".join(refusing) if len(refusing) == len(refusals) else None
+
+
+def live_consumers(context: Context) -> Procedure[list[Accepts]]:
+    """The consumers that live, by their names, and what each has announced that it accepts."""
     live = sorted((yield Children(context.paths.at("live"))) or ())
     parts = [(context.paths.consumer(name), context.paths.consumer(name, "current")) for name in live]
     nodes = yield from bulk_read.read_nodes([path for both in parts for path in both])
-    matches: list[ConsumerMatch] = []
+    announced: list[Accepts] = []
     for name, record, current in zip(live, nodes[::2], nodes[1::2], strict=True):
         if record is None:
             continue
         in_hand = 0 if current is None else current.stat.children
         try:
             written: Any = load(context.paths.consumer(name), record.data).get("accepts", [])
-            accepts = tuple(text for text in written if isinstance(text, str))
-            refusals = [parse_selector(text).refusal(task.filters, conf.types) for text in accepts]
-        except (CorruptRecord, ConfigError, TypeError) as error:
-            matches.append(ConsumerMatch(name, (), f"what it accepts cannot be read: {error}", in_hand))
-            continue
-        refusing = [why for why in refusals if why is not None]
-        refuses = "; ".join(refusing) if len(refusing) == len(refusals) else None
-        if not accepts:
-            refuses = "it has announced nothing that it accepts"
-        matches.append(ConsumerMatch(name, accepts, refuses, in_hand))
-    return tuple(matches)
+            texts = tuple(text for text in written if isinstance(text, str))
+            announced.append(Accepts(name, texts, in_hand))
+        except (CorruptRecord, TypeError) as error:
+            announced.append(Accepts(name, (), in_hand, str(error)))
+    return announced
+
+
+def _matches(context: Context, conf: Conf, task: Task) -> Procedure[tuple[ConsumerMatch, ...]]:
+    announced = yield from live_consumers(context)
+    return tuple(
+        ConsumerMatch(each.consumer, each.texts, each.refusal(task.filters, conf.types), each.in_hand)
+        for each in announced
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -748,3 +774,17 @@ def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
         for path, node in zip(paths, nodes, strict=True)
         if node is not None
     ]
+
+
+#: The znodes of a task that its enqueue does not write.
+_LATER: Final = ("claim", "result", "requeue")
+
+
+def enqueue_transactions(tree: Sequence[Znode]) -> int:
+    """In how many transactions the znodes of a task were created: 1, as a task is written whole.
+
+    The data of an id that was enqueued again is written anew, in one more transaction.
+    """
+    base = min((node.path for node in tree), key=len, default="")
+    later = {f"{base}/{part}" for part in _LATER}
+    return len({node.czxid for node in tree if node.path not in later})

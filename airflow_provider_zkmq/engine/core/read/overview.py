@@ -1,0 +1,174 @@
+"""How a queue stands, for operators: what is in hand and since when, what nobody accepts, what waits the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..client_state import Context
+from ..model.filters import FilterTypes
+from ..model.records import load_claim
+from ..model.states import State
+from ..model.znode_names import Lane, entry_task, entry_time, is_lane, is_shortened, parse_lane, segments_of
+from ..zk_operations import Children, Procedure
+from . import bulk_read, inspect
+from .claim_status import end_of, lease_path
+from .configuration import read_conf
+from .server_clock import certainly_past
+
+
+@dataclass(frozen=True, slots=True)
+class HeldClaim:
+    """A task in hand. Times are the server's, in milliseconds since 1970.
+
+    ``active_ms``: when its consumer last said something of it: that it claimed it, began it, or made progress; None in
+    a file, which does not tell. ``idle``: for how many seconds it has said nothing since; heartbeats say nothing of the
+    task. ``lease_ms``: when its lease or lock ends, or has ended; None: it holds as long as its consumer's session.
+    ``lapsed``: its lease has ended, and nobody has given the task back yet: its consumer is gone or stands still.
+    """
+
+    id: str
+    consumer: str
+    attempt: int
+    claimed_ms: int | None
+    active_ms: int | None
+    idle: float
+    lease_ms: int | None
+    lapsed: bool
+    progress: float | None
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unaccepted:
+    """So many pending tasks with these filters, which no live consumer accepts."""
+
+    filters: Mapping[str, str]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How a queue stands. Not a snapshot of one moment.
+
+    ``counts``: as `Queue.counts`. ``consumers``: how many live; None where none are registered. ``unaccepted``: empty
+    without live consumers. ``oldest_ms``: when the task was enqueued that waits the longest, among the first of each
+    lane; ``next_due_ms``: when the next scheduled task may be handled. ``held``: what is in hand, idle ones first.
+    """
+
+    counts: dict[str, int]
+    paused: bool
+    consumers: int | None
+    unaccepted: tuple[Unaccepted, ...]
+    oldest_ms: int | None
+    next_due_ms: int | None
+    held: tuple[HeldClaim, ...]
+
+
+def overview(context: Context) -> Procedure[Overview]:
+    """How the queue stands, for operators. It costs by lanes, consumers and claims, not by what is pending.
+
+    Tasks of mixed lanes (see `znode_names.MAX_LANES`) count as accepted. Raises `QueueNotFound`.
+    """
+    conf = yield from read_conf(context)
+    counts = yield from inspect.counts(context)
+    accepts = yield from inspect.live_consumers(context)
+    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+    segments = yield from _segments(context, lanes)
+    refused = (yield from _unaccepted(context, segments, accepts, conf.types)) if accepts else ()
+    oldest = yield from _oldest(context, segments)
+    due = yield from _next_due(context)
+    held = yield from held_claims(context)
+    return Overview(counts, conf.paused, len(accepts), refused, oldest, due, tuple(held))
+
+
+def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure[list[HeldClaim]]:
+    """The tasks in hand, of these ids or all, those first whose consumer has said nothing of them the longest.
+
+    Also claims whose lease has ended while nobody has given the task back. Raises `QueueNotFound`.
+    """
+    yield from read_conf(context)
+    named = (yield from inspect.listed_ids(context, State.CLAIMED)) if ids is None else inspect.checked_ids(ids)
+    past = (yield from certainly_past(context)) if named else 0
+    held: list[HeldClaim] = []
+    for chunk in bulk_read.chunked(named):
+        records = yield from bulk_read.read_records(context, chunk)
+        claimed = [each for each in records if isinstance(each, bulk_read.Record) and each.state.consumer]
+        leases = [lease_path(context, each.state) if each.state.lease else None for each in claimed]
+        marks = [context.paths.task(each.task_id, "claim") for each in claimed]
+        paths = [*marks, *filter(None, leases)]
+        nodes = dict(zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True))
+        for record, lease, mark in zip(claimed, leases, marks, strict=True):
+            claim, deadline, state = nodes[mark], nodes[lease] if lease else None, record.state
+            if claim is None:  # it was settled meanwhile
+                continue
+            said = bulk_read.unless_corrupt(context, mark, partial(load_claim, mark, claim.data)) or {}
+            ends = None if deadline is None or lease is None else end_of(context, lease, deadline)
+            active = max(claim.stat.mtime, state.claimed or 0)
+            held.append(
+                HeldClaim(
+                    id=record.task_id,
+                    consumer=state.consumer or "",
+                    attempt=state.attempt,
+                    claimed_ms=state.claimed,
+                    active_ms=active,
+                    idle=max(0, past - active) / 1000,
+                    lease_ms=ends,
+                    lapsed=ends is not None and ends <= past,
+                    progress=said.get("progress"),
+                    note=said.get("note") or None,
+                )
+            )
+    return sorted(held, key=lambda each: (each.active_ms or 0, each.id))
+
+
+def _segments(context: Context, lanes: Sequence[str]) -> Procedure[dict[str, list[str]]]:
+    """The paths of each lane's segments, in their order."""
+    bases = [context.paths.at("queue", lane) for lane in lanes]
+    listings = yield from bulk_read.list_children(bases)
+    return {
+        lane: [f"{base}/{name}" for name in segments_of(names)]
+        for lane, base, names in zip(lanes, bases, listings, strict=True)
+    }
+
+
+def _unaccepted(
+    context: Context,
+    segments: Mapping[str, Sequence[str]],
+    accepts: Sequence[inspect.Accepts],
+    types: FilterTypes,
+) -> Procedure[tuple[Unaccepted, ...]]:
+    """How many tasks each lane has that no live consumer accepts, the most first."""
+    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    for name, paths in segments.items():
+        lane = parse_lane(name)
+        if lane is None and is_shortened(name):
+            (node,) = yield from bulk_read.read_nodes([path := context.paths.at("queue", name)])
+            if node is not None:
+                lane = bulk_read.unless_corrupt(context, path, partial(Lane.decode, path, node.data))
+        if lane is None or lane.filters is None or not paths:
+            continue
+        if all(each.refusal(lane.filters, types) is not None for each in accepts):
+            stats = yield from bulk_read.read_stats(paths)
+            key = tuple(lane.filters.items())
+            counts[key] = counts.get(key, 0) + sum(stat.children for stat in stats if stat is not None)
+    found = [Unaccepted(dict(filters), count) for filters, count in counts.items() if count]
+    return tuple(sorted(found, key=lambda each: -each.count))
+
+
+def _oldest(context: Context, segments: Mapping[str, Sequence[str]]) -> Procedure[int | None]:
+    """When the oldest among the first tasks of each lane was enqueued."""
+    listings = yield from bulk_read.list_children([paths[0] for paths in segments.values() if paths])
+    first = [task for names in listings if (task := next(filter(None, map(entry_task, names)), None))]
+    stats = yield from bulk_read.read_stats([context.paths.task(task, "data") for task in first])
+    return min((stat.ctime for stat in stats if stat is not None), default=None)
+
+
+def _next_due(context: Context) -> Procedure[int | None]:
+    """When the next scheduled task is due."""
+    for bucket in sorted((yield Children(context.paths.at("scheduled"))) or ()):
+        names: list[str] = (yield Children(context.paths.at("scheduled", bucket))) or []
+        if times := [when for name in names if (when := entry_time(name)) is not None]:
+            return min(times)
+    return None

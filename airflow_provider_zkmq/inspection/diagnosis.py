@@ -1,0 +1,58 @@
+"""How it is about the way to the queues: the servers, our rights, the clocks, and what is installed here."""
+
+from __future__ import annotations
+
+import re
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ..engine import AnyClient
+
+_DISTRIBUTION: Final = "airflow-provider-zkmq"
+#: Seconds by which clocks may differ.
+_CLOCK_TOLERANCE: Final = 5.0
+
+
+def diagnose(client: AnyClient) -> dict[str, Any]:
+    """What the servers tell of themselves; raises what the engine does where they refuse us.
+
+    ``clock_offset``: by how many seconds their clock is before ours, asked for by a small write below the root.
+    """
+    names, before = client.queues(), time.time()
+    now = client.now().timestamp()
+    return {
+        "server_version": client.server_version,
+        "count": len(names),
+        "writable": True,
+        "clock_offset": round(now - (before + time.time()) / 2, 1) + 0.0,  # no -0.0
+        "open_above": list(client.open_above),
+        "extras": installed_extras(),
+    }
+
+
+def warnings(found: dict[str, Any]) -> list[str]:
+    """What of a diagnosis is to be put right, a sentence each."""
+    offset, opened = found["clock_offset"], ", ".join(found["open_above"])
+    late = f"the server's clock is {offset:g} s before this machine's, by which ages are told"
+    return [
+        *([late] if abs(offset) > _CLOCK_TOLERANCE else []),
+        *([f"anyone may replace the root: give {opened} an ACL (docs/security.md)"] if opened else []),
+    ]
+
+
+def installed_extras() -> dict[str, bool]:
+    """The extras of this package, and whether all that each needs is installed."""
+    there: dict[str, bool] = {}
+    for text in metadata.requires(_DISTRIBUTION) or ():
+        if extra := re.search(r"extra == ['\"]([\w-]+)", text):
+            there[extra[1]] = there.get(extra[1], True) and _is_installed(re.split(r"[^\w.-]", text)[0])
+    return dict(sorted(there.items()))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False

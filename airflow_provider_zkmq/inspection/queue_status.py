@@ -1,0 +1,134 @@
+"""How queues stand: what is wrong, in words, what is in hand, and who consumes; all as records for programs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from .records import iso, record
+from .wording import age, words
+
+if TYPE_CHECKING:
+    from ..engine import AnyQueue, Consumer, HeldClaim, Overview, QueueConf
+
+#: So many troubles of a kind are listed one by one.
+_MOST: Final = 5
+#: The kinds of trouble, the worst first, each with the command that mends it or says more.
+_REMEDIES: Final = {
+    "dead": "zkmq dead list {queue}",
+    "hung": "zkmq task release {queue} {id} --force",
+    "paused": "zkmq queue resume {queue}",
+    "unaccepted": "zkmq consumers {queue}",
+    "unconsumed": "zkmq worker {queue}",
+}
+
+
+def queue_status(queue: AnyQueue, hung_after: float) -> dict[str, Any]:
+    """How a queue stands. `hung_after`: for so many seconds nothing may be heard of a task in hand."""
+    from ..engine.queue_internals import internals
+
+    seen = internals(queue).overview()
+    hung = [each for each in seen.held if is_hung(each, hung_after)]
+    return {
+        "queue": queue.name,
+        "troubles": list(_troubles(queue.name, seen, hung)),
+        "counts": seen.counts,
+        "paused": seen.paused,
+        "consumers": seen.consumers,
+        "oldest_at": iso(seen.oldest_ms),
+        "next_due_at": iso(seen.next_due_ms),
+        "unaccepted": [record(each) for each in seen.unaccepted],
+        "claims": [_claim_record(each, hung_after) for each in hung],
+    }
+
+
+def severity(status: dict[str, Any]) -> int:
+    """A key that sorts queues in trouble first, by the worst of their troubles."""
+    kinds = list(_REMEDIES)
+    return min((kinds.index(trouble["kind"]) for trouble in status["troubles"]), default=len(kinds))
+
+
+def is_hung(held: HeldClaim, hung_after: float) -> bool:
+    """Whether nothing was heard of a task in hand for so many seconds, or its lease has ended."""
+    return held.lapsed or held.idle >= hung_after
+
+
+def _claim_record(held: HeldClaim, hung_after: float) -> dict[str, Any]:
+    return record(held) | {"hung": is_hung(held, hung_after)}
+
+
+def _troubles(queue: str, seen: Overview, hung: list[HeldClaim]) -> Iterator[dict[str, str]]:
+    """What is wrong with a queue, the worst first, and what helps."""
+
+    def trouble(kind: str, text: str, **names: str) -> dict[str, str]:
+        return {"kind": kind, "text": text, "remedy": _REMEDIES[kind].format(queue=queue, **names)}
+
+    pending = seen.counts["inserted"] - seen.counts["scheduled"]
+    if dead := seen.counts["dead"]:
+        yield trouble("dead", f"{dead} dead letter(s)")
+    for held in hung[:_MOST]:
+        yield trouble("hung", f"{held.id}, in hand of {held.consumer}: {claim_in_words(held, hung=True)}", id=held.id)
+    if len(hung) > _MOST:
+        yield trouble("hung", f"{len(hung) - _MOST} more tasks are hung (zkmq consumers {queue})", id="TASK")
+    if seen.paused:
+        yield trouble("paused", f"paused; {pending} task(s) wait")
+    for lane in seen.unaccepted[:_MOST]:
+        which = words("filters", lane.filters) if lane.filters else "no filter"
+        yield trouble("unaccepted", f"{lane.count} task(s) with {which}: no consumer accepts them")
+    if pending and seen.consumers == 0:
+        yield trouble("unconsumed", f"{pending} task(s) wait, and no consumer lives")
+
+
+def claim_in_words(held: HeldClaim, *, hung: bool) -> str:
+    """Since when a task is in hand, how far it is, when its lease ends, and whether it is hung."""
+    parts = [] if held.claimed_ms is None else [f"claimed {age(time.time() - held.claimed_ms / 1000)}"]
+    parts += [] if held.progress is None else [words("progress", held.progress)]
+    if hung and not held.lapsed:
+        parts.append(f"hung: nothing was heard of it for {words('idle', held.idle)}")
+    if held.lease_ms is not None:
+        end = age(time.time() - held.lease_ms / 1000)
+        parts.append(f"lease ended {end}: hung or gone" if held.lapsed else f"lease ends {end}")
+    return ", ".join(parts)
+
+
+def consumer_records(queue: AnyQueue, hung_after: float) -> list[dict[str, Any]]:
+    """The consumers of a queue and what each has in hand, also what is leased to one that is gone; hung ones first."""
+    from ..engine.queue_internals import internals
+
+    known: dict[str, Consumer] = {each.id: each for each in queue.consumers()}
+    claims = defaultdict[str, list["HeldClaim"]](list)
+    for each in internals(queue).held_claims():
+        claims[each.consumer].append(each)
+    records = []
+    for name in sorted(known.keys() | claims, key=lambda it: (-max((at.idle for at in claims[it]), default=-1), it)):
+        consumer, held = known.get(name), claims[name]
+        longest = held and f"{held[0].id} {claim_in_words(held[0], hung=is_hung(held[0], hung_after))}"
+        records.append(
+            {
+                "consumer": name,
+                "alive": consumer is not None and consumer.alive,
+                **{field: getattr(consumer, field, None) for field in ("name", "host", "pid")},
+                "accepts": [] if consumer is None else list(consumer.accepts),
+                "in_hand": len(held),
+                "longest_in_hand": longest or None,
+                "claims": [_claim_record(each, hung_after) for each in held],
+            }
+        )
+    return records
+
+
+def conf_record(conf: QueueConf) -> dict[str, Any]:
+    """A configuration, its filter types as ``configure --filter`` takes them."""
+    from ..engine import spell_type
+
+    settings = {name: value for name, value in record(conf).items() if name != "paused"}  # which says how it stands
+    return settings | {"filters": {name: spell_type(kind) for name, kind in sorted(conf.filters.items())}}
+
+
+def conf_facts(conf: dict[str, Any]) -> dict[str, Any]:
+    """The record of a configuration for people, who read what None stands for."""
+    without = {"task_gc_lifetime": "for ever", "task_gc_interval": "never", "lock": "none", "archived": "none"}
+    policy = conf["policy"] | {"attempts": conf["policy"]["attempts"] or "unbounded"}
+    return conf | {name: text for name, text in without.items() if conf[name] is None} | {"policy": policy}

@@ -1,0 +1,92 @@
+"""Which tasks somebody means: by their ids, or by what they are; and the kinds of their errors."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..error_texts import masked
+from .records import iso
+
+if TYPE_CHECKING:
+    from ..engine import AnyQueue, Part, Task
+
+#: The word of ``status`` for a status of tasks.
+SCHEDULED: Final = "scheduled"
+BACKOFF: Final = "queued-with-backoff"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Either the ids of tasks, or what the tasks have in common; ``all``: nothing, and that is meant.
+
+    ``state``: a state, or a status. ``error``: what the text of the error has in it, as it is or masked; ``*`` stands
+    for any text.
+    """
+
+    tasks: list[str] | None = None
+    state: str | None = None
+    selector: str | None = None
+    batch: str | None = None
+    error: str | None = None
+    limit: int | None = None
+    all: bool = False
+
+    @property
+    def conditions(self) -> list[str]:
+        """The names of what is given besides ids."""
+        return [name for name, value in asdict(self).items() if name != "tasks" and value not in (None, False)]
+
+    def find(self, queue: AnyQueue, parts: Collection[Part], *states: str) -> list[Task]:
+        """The tasks in the queue, at most ``limit``. `states`: of those whose state is not asked for."""
+        from ..engine import State
+
+        word = BACKOFF if self.state == SCHEDULED else self.state or (states[0] if len(states) == 1 else None)
+        which: dict[str, Any] = {"state": word} if word is None or word in set(State) else {"status": word}
+        which |= {"ids": self.tasks} if self.tasks else {"batch": self.batch}
+        late = self.error is not None or (len(states) > 1 and self.state is None)
+        found = queue.tasks(**which, selector=self.selector, parts=parts, limit=None if late else self.limit)
+        if late and self.state is None and states:
+            found = [task for task in found if task.state in states]
+        if self.error is not None:
+            wanted = re.compile(".*".join(map(re.escape, self.error.split("*"))), re.DOTALL)
+            found = [task for task in found if wanted.search(task.error or "") or wanted.search(kind_of_error(task))]
+        return found[: self.limit]
+
+    def ids(self, queue: AnyQueue, *states: str) -> list[str]:
+        """The ids of the tasks, as `find`; all that are named, there or not. Raises `ConfigError` for a bad one."""
+        from ..engine import State, check_name
+        from ..engine.queue_internals import internals
+
+        if self.tasks:
+            return [check_name("task id", task) for task in dict.fromkeys(self.tasks)]
+        wanted = (self.state,) if self.state else states
+        if self.selector is self.batch is self.error is None and set(wanted) <= set(State):  # no task need be read
+            return [task for state in wanted for task in internals(queue).ids(state)][: self.limit]
+        return [task.id for task in self.find(queue, (), *states)]
+
+
+def kind_of_error(task: Task) -> str:
+    """The kind of a task's error, and its text without what differs from task to task."""
+    kind, text = masked(task.error or "", task.id)
+    return ": ".join(filter(None, (kind, text))) or "no error told"
+
+
+def by_error(tasks: Collection[Task]) -> list[dict[str, Any]]:
+    """Tasks that have ended by the kinds of their errors, the most frequent first, the latest ids last."""
+    groups = defaultdict[str, list["Task"]](list)
+    for task in sorted(tasks, key=lambda task: (task.ended_ms or 0, task.id)):
+        groups[kind_of_error(task)].append(task)
+    return [
+        {
+            "error": text,
+            "count": len(alike),
+            "example": alike[-1].error,
+            "latest_at": iso(alike[-1].ended_ms),
+            "ids": [task.id for task in alike],
+        }
+        for text, alike in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    ]
