@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .engine import AnyQueue, ConfigError, Error, Poll, Retry, Snooze, Success, Task, ZkmqError
+from .engine import AnyQueue, ConfigError, Error, Poll, Retry, Snooze, Success, Task, Worker, ZkmqError
 
 #: The queue's numbers are read so often, in seconds, and no more when nobody has scraped for so long.
 READ_EVERY, SCRAPED = 5.0, 120.0
@@ -25,15 +25,17 @@ READ_EVERY, SCRAPED = 5.0, 120.0
 SILENT: Final = 10.0
 _SECONDS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0)
 _OUTCOMES: Final = {Success: "finished", Error: "failed", Retry: "failed", Snooze: "snoozed"}
-_SAID: Final = {True: ("200 OK", b"ok\n"), False: ("503 Service Unavailable", b"not ready\n")}
+_OK: Final = ("200 OK", b"ok\n")
+_STUCK: Final = ("503 Service Unavailable", b"every thread is with a handler that was timed out\n")
+_NOT_READY: Final = ("503 Service Unavailable", b"not ready\n")
 
 
 class WorkerMetrics:
     """What a worker of one queue shows. Give it `handler`, `on_settled` and `monitor`, and `serve` it.
 
     ``zkmq_deliveries_total`` (by outcome: finished, failed, snoozed, lost), ``zkmq_handler_seconds``,
-    ``zkmq_wait_seconds`` (from enqueue to start), ``zkmq_in_hand``, ``zkmq_ready``; of the queue ``zkmq_tasks`` (by
-    state) and ``zkmq_paused``. Each has the label ``queue``.
+    ``zkmq_wait_seconds`` (from enqueue to start), ``zkmq_in_hand``, ``zkmq_stuck``, ``zkmq_ready``; of the queue
+    ``zkmq_tasks`` (by state) and ``zkmq_paused``. Each has the label ``queue``.
     """
 
     def __init__(self, queue: AnyQueue) -> None:
@@ -51,6 +53,9 @@ class WorkerMetrics:
         self._ran = Histogram("zkmq_handler_seconds", ran, buckets=_SECONDS, **named).labels(queue.name)
         self._waited = Histogram("zkmq_wait_seconds", waited, buckets=_SECONDS, **named).labels(queue.name)
         self._in_hand = Gauge("zkmq_in_hand", "Tasks whose handler runs", **named).labels(queue.name)
+        self._worker: Worker | None = None
+        stuck = Gauge("zkmq_stuck", "Handlers that go on although their tasks were timed out", **named)
+        stuck.labels(queue.name).set_function(lambda: 0.0 if self._worker is None else float(self._worker.stuck))
         ready = Gauge("zkmq_ready", "Whether the worker takes tasks and ZooKeeper answers it", **named)
         ready.labels(queue.name).set_function(lambda: float(self.ready))
         self._registry.register(self)
@@ -111,12 +116,18 @@ class WorkerMetrics:
         """Nothing: to register asks ZooKeeper nothing."""
         return []
 
+    @property
+    def alive(self) -> bool:
+        """Whether a thread of the worker is free, or will be; if not, only a new process helps."""
+        return self._worker is None or not 0 < self._worker.threads <= self._worker.stuck
+
     @contextmanager
-    def serve(self, address: str) -> Iterator[str]:
+    def serve(self, address: str, worker: Worker) -> Iterator[str]:
         """Listen at ``HOST:PORT`` while the block runs; gives the address, whose port may have been 0.
 
         Raises `ConfigError` where that cannot be.
         """
+        self._worker = worker
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal():
             raise ConfigError(f"{address!r} is no address to listen at: write HOST:PORT, such as 0.0.0.0:9100")
@@ -137,8 +148,10 @@ class WorkerMetrics:
         match environ["PATH_INFO"]:
             case "/metrics":
                 return make_wsgi_app(self._registry)(environ, start)
-            case "/livez" | "/readyz" as path:
-                status, body = _SAID[path == "/livez" or self.ready]
+            case "/livez":
+                status, body = _OK if self.alive else _STUCK
+            case "/readyz":
+                status, body = _OK if self.ready else _NOT_READY
             case _:
                 status, body = "404 Not Found", b"there are /metrics, /livez and /readyz\n"
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..shell_handler.command_reaper import TERMINATE_SECONDS
@@ -18,11 +15,10 @@ from ..shell_handler.exec_handler import Commands
 from .claims import FILTER_METHOD, NODE, WANTED_SELECTOR, wanted
 from .connection import QUEUE, Cli
 from .options import PATIENT, UsageError, at_most_one, flag, option, span
-from .stop_signals import on_stop_signals
 from .verbs import verb
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Worker
+    from ..engine import AnyQueue
     from ..worker_metrics import WorkerMetrics
 
 _MARGIN = 1.0
@@ -49,6 +45,7 @@ def worker(
     ),
     threads: int = option("tasks in hand at once (1); 0: only watch", "N", 1, names=("--threads", "--concurrency")),
     max_tasks: int | None = option("end when so many tasks were handled", "N"),
+    task_timeout: float | None = span("an attempt that takes longer has failed; a command is ended then"),
     lease: float | None = span("claims outlive the ZooKeeper session, and end so long after they were last extended"),
     no_heartbeat: bool = flag("--no-heartbeat", "do not extend locks and leases: they bound the handling"),
     throttle: float = span("a thread's pause between tasks (0)", 0.0),
@@ -59,24 +56,17 @@ def worker(
     ),
     until_empty: bool = flag("--until-empty", "end when nothing that fits is left, and if there is no such queue"),
     no_gc: bool = flag("--no-gc", "take no part in clean-up"),
-    grace: float = span("on SIGTERM: time to finish what is in hand (30s)", 30.0),
+    grace: float = span("on SIGTERM, and on SIGHUP, which reloads: time to finish what is in hand (30s)", 30.0),
+    log_json: bool = flag("--log-json", "log a JSON object a line: time, level, message, queue, task, attempt"),
+    verbose: bool = option("log tracebacks, too", "", False, names=("-v", "--verbose"), is_flag=True),
 ) -> int:
     """Handle tasks until told to stop."""
-    from ..engine import monitor
+    from .. import engine, traces, worker_logs, worker_signals
 
     _check(handler, command, threads, lease, pass_credentials=pass_credentials, transactional=transactional)
     if until_empty and not threads:
         raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("airflow_provider_zkmq").setLevel(logging.INFO)
-    handle: Callable[..., Any] = _unused
-    commands, bound = None, grace
-    if handler is not None:
-        handle = load(handler)
-    elif command is not None:
-        handle = commands = Commands(command, queue, credentials=pass_credentials, secret=cli.secret)
-        bound += TERMINATE_SECONDS + _MARGIN
-    watched = [] if warn_size is None else [monitor(max_size=warn_size)]
+    worker_logs.set_up(as_json=log_json, verbose=verbose)
     settings: dict[str, Any] = {
         **wanted(node, filter_method, selector),
         "threads": threads,
@@ -86,22 +76,43 @@ def worker(
         "prefetch": prefetch,
         "transactional": transactional,
         "limit": max_tasks,
-        "grace": bound,
+        "grace": grace,
     }
-    source, metrics = cli.client(gc=not no_gc, seconds=PATIENT).queue(queue), None
-    if listen is not None:
-        metrics = _metrics(source)
-        handle = metrics.handler(handle)
-        settings["on_settled"] = metrics.on_settled
-        watched.append(metrics.monitor)
-    if watched:
-        settings["monitor"] = lambda poll: [look(poll) for look in watched]
-    running = source.worker(handle, **settings)
-    with contextlib.ExitStack() as stack:
-        if metrics is not None and listen is not None:
-            _LOG.info("metrics and health are served at %s", stack.enter_context(metrics.serve(listen)))
-        stack.enter_context(_ended_by_signals(running, commands, metrics, grace))
-        running.run(until_empty=until_empty)
+    signals = worker_signals.Signals()
+    with worker_signals.reload_held():
+        with contextlib.ExitStack() as stack:
+            stack.callback(traces.export("zkmq-worker"))
+            handle: Callable[..., Any] = _unused
+            over, stopping = _nothing, _nothing
+            if handler is not None:
+                handle = load(handler)
+                settings["task_timeout"] = task_timeout
+            elif command is not None:
+                commands = Commands(
+                    command, queue, credentials=pass_credentials, secret=cli.secret, timeout=task_timeout
+                )
+                stack.callback(commands.end)  # none outlives the worker
+                handle, over = commands, commands.end
+                settings["grace"] = grace + TERMINATE_SECONDS + _MARGIN
+            source = cli.client(gc=not no_gc, seconds=PATIENT).queue(queue)
+            handle = worker_logs.handler(traces.handler(handle, queue), queue)
+            watched = [] if warn_size is None else [engine.monitor(max_size=warn_size)]
+            if listen is not None:
+                metrics = _metrics(source)
+                handle, stopping = metrics.handler(handle), metrics.stop
+                settings["on_settled"] = metrics.on_settled
+                watched.append(metrics.monitor)
+            if watched:
+                settings["monitor"] = lambda poll: [look(poll) for look in watched]
+            running = source.worker(handle, **settings)
+            if listen is not None:
+                address = stack.enter_context(metrics.serve(listen, running))
+                _LOG.info("metrics and health are served at %s", address, extra={"queue": queue})
+            stack.enter_context(signals.ending(running, grace, stopping=stopping, over=over))
+            running.run(until_empty=until_empty)
+        if signals.anew:
+            cli.close()
+            worker_signals.start_anew()
     done = {"queue": queue, "finished": running.finished, "failed": running.failed}
     return cli.say(done, f"{running.finished} finished, {running.failed} failed")
 
@@ -127,38 +138,6 @@ def _check(
         raise UsageError("--transactional does not go with --lease: a transaction ends with its session")
 
 
-@contextlib.contextmanager
-def _ended_by_signals(
-    running: Worker, commands: Commands | None, metrics: WorkerMetrics | None, grace: float
-) -> Iterator[None]:
-    """A signal ends the worker when its tasks are done, or the grace is over; a second Ctrl-C at once.
-
-    Commands do not outlive the block. The second one raises KeyboardInterrupt.
-    """
-    interrupts = 0
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += number == signal.SIGINT
-        if interrupts > 1:
-            raise KeyboardInterrupt
-        if metrics is not None:
-            metrics.stop()
-        if running.stop():
-            _LOG.info("finishing what is in hand, at most %g s; Ctrl-C again stops now", grace)
-            if commands is not None:  # what outlasts the grace is ended
-                timer = threading.Timer(grace, commands.end)
-                timer.daemon = True
-                timer.start()
-
-    with on_stop_signals(stop):
-        try:
-            yield
-        finally:
-            if commands is not None:
-                commands.end()
-
-
 def _metrics(queue: AnyQueue) -> WorkerMetrics:
     """What ``--listen`` serves. Raises `UsageError` without Prometheus's client."""
     try:
@@ -170,6 +149,10 @@ def _metrics(queue: AnyQueue) -> WorkerMetrics:
 
 def _unused(_task: object) -> None:
     """The handler of a worker without threads."""
+
+
+def _nothing() -> None:
+    """What is done at the end of the grace, say, where nothing is."""
 
 
 def load(text: str) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from airflow.sdk import Context, conf
 from airflow.sdk.bases.decorator import DecoratedOperator, KeywordParameters, is_async_callable, task_decorator_factory
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException, AirflowTaskTimeout
 
-from .. import engine
+from .. import engine, traces
 from ..engine.queue_internals import internals
 from ..hooks import arguments, claim_references, connection_options, deferring, lineage, metrics, outages, xcom_results
 from ..hooks.claim_references import ClaimReference
@@ -553,7 +553,7 @@ class ZkmqDecoratedOperator(lineage.ReadsQueue, DecoratedOperator):
         # What is TaskFlow's of the function's other arguments, and what it names of Airflow's context.
         offered = {name: value for name, value in {**context, **self.op_kwargs}.items() if name not in self._own}
         named = KeywordParameters.determine(self.python_callable, tuple(self.op_args), offered).unpacking()
-        handler = handler_of(self.python_callable, self.op_args, named, self.log)
+        handler = traces.handler(handler_of(self.python_callable, self.op_args, named, self.log), queue.name)
         worker = self._worker = queue.worker(
             handler, selector=self.selector or None, limit=most, lease=self.lease, threads=self.threads,
             grace=_GRACE, on_settled=done.settled, **({"transactional": True} if self.transactional else {}),

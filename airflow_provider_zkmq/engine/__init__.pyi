@@ -9,7 +9,12 @@ from .connection_config import ConnectionConfig as ConnectionConfig, Tls as Tls
 from .connect import AnyClaim as AnyClaim, AnyClient as AnyClient, AnyQueue as AnyQueue, Zkmq as Zkmq
 from .core.maintenance.fsck import Finding as Finding, FsckReport as FsckReport
 from .core.model.znode_names import check_name as check_name
-from .core.model.settings import ConsumeOnce as ConsumeOnce, ConsumeTimes as ConsumeTimes, RetryPolicy as RetryPolicy
+from .core.model.settings import (
+    ConsumeOnce as ConsumeOnce,
+    ConsumeTimes as ConsumeTimes,
+    Limit as Limit,
+    RetryPolicy as RetryPolicy,
+)
 from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
 from .core.model.new_message import (
     Message as Message,

@@ -11,11 +11,11 @@ from typing import Final, Self, TypeVar
 
 from ..engine import errors
 from ..engine.core.model import values
-from ..engine.core.model.handler_outcomes import Handled, Success
+from ..engine.core.model.handler_outcomes import Follows, Handled, Success
 from ..engine.core.model.new_message import encode_data
 from ..engine.core.model.states import State
 from ..engine.core.read.inspect import Task
-from ..engine.core.tasks.settle_by_outcome import Follows, Settlement, settle_by
+from ..engine.core.tasks.settle_by_outcome import Settlement, settle_by
 from ..engine.core.zk_operations import MAX_PAYLOAD, Procedure
 from . import operations, refusals
 from .directory import Directory

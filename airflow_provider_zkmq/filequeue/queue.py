@@ -12,7 +12,7 @@ from ..engine import errors
 from ..engine.core.model import values
 from ..engine.core.model.filters import FilterMethods, FilterType, Selector, check_types, choose
 from ..engine.core.model.new_message import Message, OnConflict, keyed, skips_existing, with_on_conflict
-from ..engine.core.model.settings import ORDERS, RetryPolicy
+from ..engine.core.model.settings import ORDERS, Limit, RetryPolicy
 from ..engine.core.model.states import ENDED, FAILED, State, Status
 from ..engine.core.model.znode_names import check_name
 from ..engine.core.read.bulk_read import PARTS, Part, checked_parts
@@ -241,13 +241,14 @@ class FileQueue(OnlyWhatFilesHave):
         order: str | None = None,
         archive: bool | None = None,
         follow: bool | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Make the file if it is not there and set the given values. ``lock``: how long a claim holds (60 seconds).
 
         Raises `ConfigError` for values that are refused; then nothing is written.
         """
         collected = task_gc_lifetime is not None or task_gc_interval is not None
-        refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow})
+        refuse({refusals.COLLECTION: collected, refusals.ARCHIVES: archive or follow, refusals.LIMITS: limit})
         if order is not None and order not in ORDERS:  # either is that of the lines
             msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
             raise errors.ConfigError(msg)

@@ -18,6 +18,7 @@ COLLECTION: Final = "clean-up of finished tasks (task_gc_…=): delete their lin
 ENDLESS: Final = "claims that end with a session (lock=0): a lock needs an end"
 SERVERS: Final = "servers to speak to"
 ARCHIVES: Final = "archive or stream (configure(archive=True), configure(follow=True))"
+LIMITS: Final = "limits (limit=): its consumers share no record of what the others have in hand"
 BOUNDS: Final = "bound on its leases (max_leases=)"
 
 

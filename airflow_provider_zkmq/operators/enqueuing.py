@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException
 
-from .. import engine
+from .. import engine, traces
 from ..engine import Message
 from ..engine.queue_internals import internals
 from ..hooks import (
@@ -391,9 +391,12 @@ class ZkmqEnqueueOperator(lineage.WritesQueue, BaseOperator):
             key = series_key(self.idempotency, origin, queue.name)
             ids = [message.task_id or "" for message in named(messages, key)]
             series = IdempotentEnqueue(queue, origin, self.idempotency, self.on_duplicate, key, outlasting)
-            adopted = (
-                series.enqueue(messages) if self.batch is None else series.enqueue_batch(messages, self.batch, then)
-            )
+            with traces.enqueuing(queue.name, [*messages, *([] if then is None else [then])]) as sent:
+                if self.batch is None:
+                    adopted = series.enqueue(sent)
+                else:
+                    then = None if then is None else sent.pop()
+                    adopted = series.enqueue_batch(sent, self.batch, then)
             first = named(messages, self.batch or key)[:1]
             hint = (
                 f"; see: {xcom_results.typed(self.zkmq_conn_id, 'show', queue.name, first[0].task_id or '')}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from .. import traces
 from . import command_reaper
 from .command_reaper import TERMINATE_SECONDS, end_commands
 
@@ -115,12 +118,19 @@ class Commands:
     """A handler that runs a command in a session of its own for each task, and can end them all.
 
     `credentials`: the commands inherit ours, which stand in variables such as ``ZKMQ_AUTH``, and in those of `secret`.
+    `timeout`: a command that takes more seconds is ended, and has failed.
     """
 
     def __init__(
-        self, command: str, queue: str, *, credentials: bool = False, secret: Collection[str] = frozenset()
+        self,
+        command: str,
+        queue: str,
+        *,
+        credentials: bool = False,
+        secret: Collection[str] = frozenset(),
+        timeout: float | None = None,
     ) -> None:
-        self._command = command
+        self._command, self._timeout = command, timeout
         inherited = os.environ if credentials else environment(os.environ, secret)
         self._environment = {**inherited, "ZKMQ_QUEUE": queue}
         self._guard = Guard(environment(os.environ, secret))
@@ -130,17 +140,22 @@ class Commands:
     def __call__(self, task: Running) -> bytes:
         """Run the command on a task. Raises `CommandFailed` with its exit code and last words.
 
-        Where the claim is lost meanwhile, by a cancellation say, the command is ended, and `CommandFailed` says so.
+        Where the claim is lost meanwhile, by a cancellation say, or it takes longer than the time-out, the command is
+        ended first, and `CommandFailed` says so.
         """
         with self._lock:
             child = None if self._ended.is_set() else self._spawn(task)
         if child is None:
             _leave_it_to_the_worker()
-        done = threading.Event()
+        done, timed_out = threading.Event(), threading.Event()
+        deadline = math.inf if self._timeout is None else time.monotonic() + self._timeout
 
         def look() -> None:  # now and then, at no request; in Python 3.11 `communicate` with time-outs loses input
-            while not done.wait(_LOOK_SECONDS):
-                if task.lost:
+            while not done.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
+                late = time.monotonic() >= deadline
+                if task.lost or late:
+                    if late:
+                        timed_out.set()
                     end_commands([child.pid], TERMINATE_SECONDS)
                     return
 
@@ -157,22 +172,23 @@ class Commands:
                 self._guard.discard(child.pid)
         if task.lost:
             raise CommandFailed(f"ended, as {'the task was cancelled' if task.cancelled else 'its claim was lost'}")
-        if child.returncode == 0:
+        if child.returncode == 0 and not timed_out.is_set():
             return output
         if self._ended.is_set():
             _leave_it_to_the_worker()
+        if timed_out.is_set():
+            raise CommandFailed(f"ended, as it took longer than {self._timeout:g} s{_last_words(errors)}")
         how = f"exit code {child.returncode}" if child.returncode > 0 else f"ended by signal {-child.returncode}"
-        lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        words = "\n".join(lines)[-_LAST_CHARACTERS:]
-        raise CommandFailed(f"{how}: {words}" if words else how)
+        raise CommandFailed(f"{how}{_last_words(errors)}")
 
     def _spawn(self, task: Running) -> subprocess.Popen[bytes]:
+        names = {"ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt)}
         child = subprocess.Popen(  # noqa: S603  the command is what the operator asked for
             ["/bin/sh", "-c", _GATE, self._command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**self._environment, "ZKMQ_TASK_ID": task.id, "ZKMQ_ATTEMPT": str(task.attempt)},
+            env={**self._environment, **names, **traces.environment(task.metadata)},
             start_new_session=True,
         )
         self._guard.add(child.pid)  # the leader of a session leads the group of the same number
@@ -189,6 +205,13 @@ class Commands:
             for leader in running:
                 self._guard.discard(leader)
             self._guard.close()
+
+
+def _last_words(errors: bytes) -> str:
+    """The end of what a command wrote on standard error, after a colon; nothing of nothing."""
+    lines = errors.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    words = "\n".join(lines)[-_LAST_CHARACTERS:]
+    return f": {words}" if words else ""
 
 
 def environment(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_a_worker_shows_what_it_did_and_what_there_is_to_do(q, monkeypatch) -> N
     worker = q.worker(
         metrics.handler(handle), threads=1, prefetch=0, on_settled=metrics.on_settled, monitor=metrics.monitor
     )
-    with metrics.serve("127.0.0.1:0") as address, running(worker):
+    with metrics.serve("127.0.0.1:0", worker) as address, running(worker):
         eventually(lambda: samples(address)["zkmq_in_hand",] == 1)
         eventually(lambda: samples(address).get(("zkmq_tasks", "claimed")) == 1)
         told = samples(address)
@@ -94,7 +94,7 @@ def test_a_worker_whose_zookeeper_is_frozen_is_not_ready_until_it_answers(q, doo
         metrics = WorkerMetrics(client.queue("census"))
         options = {"on_settled": metrics.on_settled, "monitor": metrics.monitor}
         worker = client.queue("census").worker(metrics.handler(lambda _task: b"done"), **options)
-        with metrics.serve("127.0.0.1:0") as address:
+        with metrics.serve("127.0.0.1:0", worker) as address:
             assert fetched(address, "/readyz")[0] == 503, "it has not begun"
             with running(worker):
                 eventually(lambda: ("zkmq_tasks", "inserted") in samples(address))
@@ -114,8 +114,9 @@ def test_a_worker_whose_zookeeper_is_frozen_is_not_ready_until_it_answers(q, doo
 @pytest.mark.parametrize("address", ["9100", "host:", "127.0.0.1:99999", "nosuchhost.invalid:9100"])
 def test_an_address_where_nobody_can_listen_is_refused(q, address) -> None:
     """So is a port that is taken; in one line."""
-    with pytest.raises(ConfigError, match="listen at"), WorkerMetrics(q).serve(address):
+    worker = q.worker(print)
+    with pytest.raises(ConfigError, match="listen at"), WorkerMetrics(q).serve(address, worker):
         pass
-    with WorkerMetrics(q).serve("127.0.0.1:0") as taken:
-        with pytest.raises(ConfigError, match=f"nobody can listen at {taken}"), WorkerMetrics(q).serve(taken):
+    with WorkerMetrics(q).serve("127.0.0.1:0", worker) as taken:
+        with pytest.raises(ConfigError, match=f"nobody can listen at {taken}"), WorkerMetrics(q).serve(taken, worker):
             pass

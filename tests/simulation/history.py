@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core.client_state import Claimed, Context
 from airflow_provider_zkmq.engine.core.model.records import TaskState
+from airflow_provider_zkmq.engine.core.model.settings import Limit
 from airflow_provider_zkmq.engine.core.model.states import ENDED, TRANSITIONS, State
 from airflow_provider_zkmq.engine.core.model.znode_names import entry_task
 from airflow_provider_zkmq.engine.core.write.new_task import WRITING
@@ -14,6 +15,7 @@ from airflow_provider_zkmq.engine.core.write.transitions import notes_of
 from airflow_provider_zkmq.engine.core.zk_operations import Check, Create, Delete, Multi, SetData
 from tests.simulation.changes import judge_change
 from tests.simulation.ended import Book, may_be_gone
+from tests.simulation.limits import LimitBook
 from tests.simulation.marks import Marks
 from tests.simulation.parts import AN_HOUR, Call, Client, Violation
 from tests.simulation.world import World
@@ -36,6 +38,8 @@ CARETAKING: Final = frozenset({*CLAIMING, *LOOKING, "gc", "tend", "pay"})
 #: Who claims under a bound leaves the queue with no more leases.
 MOST_LEASES: Final = 1
 BOUNDED_LEASE: Final = 5.5
+#: How many slashes there are in the path of a slot.
+SLOT_DEPTH: Final = 5
 REMOVING: Final = frozenset({"drop", "clear"})
 #: What is not taken back with the servers.
 FOR_GOOD: Final = frozenset({"world", "paths_of", "picky", "in_loops", "excused", "seen_over", "doubted"})
@@ -60,6 +64,7 @@ def places_of(context: Context, task: str, state: TaskState) -> set[str]:
     """All znodes that stand for a task, as its record has it."""
     if state.state is State.CLAIMED:
         expected = set(notes_of(context, task, state))
+        expected |= {context.paths.at("slots", state.slot)} if state.slot is not None else set()
     else:
         expected = {context.paths.entry(state.place) if state.index is None else context.paths.at(state.index)}
     if state.batch and state.state not in ENDED:
@@ -70,7 +75,7 @@ def places_of(context: Context, task: str, state: TaskState) -> set[str]:
 class History:
     """The history of one world, and what is checked of it."""
 
-    def __init__(self, world: World, attempts: int, order: str) -> None:
+    def __init__(self, world: World, attempts: int, order: str, limit: Limit) -> None:
         self.world, self.attempts, self.order = world, attempts, order
         self.paths_of = Client(world, "observer")
         self.records: dict[Key, TaskState] = {}
@@ -105,6 +110,8 @@ class History:
         self.marks = Marks()
         self.letters: dict[str, int] = {}
         self.bounded: set[str] = set()
+        self.slots: dict[str, str] = {}
+        self.limits = LimitBook(limit)
         self.members: dict[Key, int] = {}
         world.zk.committed = self.on_commit
         world.sends = self.on_send
@@ -198,7 +205,7 @@ class History:
                 continue
             if top == "unarchived" and len(rest) == 2:
                 self._note_letter(queue, op, txn)
-            task = listed_task(top, rest)
+            task = self._note_slot(op) if top == "slots" else listed_task(top, rest)
             if task is not None:
                 key = (queue, task)
                 touched[key] = None
@@ -217,6 +224,15 @@ class History:
         self.bounded = {*self.bounded, name} & set(self.world.zk.leader.names(path))
         if len(self.bounded) > MOST_LEASES:
             self.fail("no more leases than the bound", path)
+
+    def _note_slot(self, op: Any) -> str | None:
+        """Whose slot is taken, or freed; None of what holds slots."""
+        if op.path.count("/") != SLOT_DEPTH:
+            return None
+        if isinstance(op, Create):
+            self.slots[op.path] = op.data.decode()
+            return self.slots[op.path]
+        return self.slots.pop(op.path)
 
     def _note_letter(self, queue: str, op: Any, txn: Any) -> None:
         """Remember when a letter was written; one that is deleted was trimmed, if the queue is followed."""
@@ -350,8 +366,12 @@ class History:
         self.tokens.add((key, txn.zxid))
         if after.attempt != before.attempt + 1 or after.attempt > self.attempts:
             self.fail("the attempt is counted before the hand-out", f"{key[1]}: {before.attempt} -> {after.attempt}")
-        if self.order == "fifo" and key[0] == "q":
-            self._judge_order(key, after)
+        if key[0] == "q":
+            claimed = [state for (queue, _), state in self.records.items() if queue == "q"]
+            if not self.limits.holds(after, claimed, txn.ms):
+                self.fail("no more claims than the limit", f"{key[1]} under {self.limits.limit}")
+            if self.order == "fifo":
+                self._judge_order(key, after)
 
     def _judge_order(self, key: Key, claimed: TaskState) -> None:
         """Nothing that was never handed out, and committed before, is passed by."""
@@ -364,6 +384,7 @@ class History:
                 or state.state is not State.INSERTED
                 or state.index
                 or state.priority != claimed.priority
+                or self.limits.limit.key(state.filters) != self.limits.limit.key(claimed.filters)
             ):
                 continue
             node = leader.nodes.get(paths.entry(state.place))

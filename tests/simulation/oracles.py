@@ -7,7 +7,7 @@ from typing import Final
 from airflow_provider_zkmq.engine.core.client_state import Claimed
 from airflow_provider_zkmq.engine.core.maintenance.due_work import has_pending
 from airflow_provider_zkmq.engine.core.model.records import TaskState
-from airflow_provider_zkmq.engine.core.model.settings import load_settings
+from airflow_provider_zkmq.engine.core.model.settings import Limit, load_settings
 from airflow_provider_zkmq.engine.core.model.states import ENDED, State
 from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement
 from airflow_provider_zkmq.engine.core.write.transitions import KEPT_NONCES
@@ -33,8 +33,8 @@ BEYOND: Final = 2.0
 class Oracles(History):
     """The history of one world, and what is checked of what callers get and of who sleeps."""
 
-    def __init__(self, world: World, attempts: int, order: str) -> None:
-        super().__init__(world, attempts, order)
+    def __init__(self, world: World, attempts: int, order: str, limit: Limit) -> None:
+        super().__init__(world, attempts, order, limit)
         world.returned = self.on_return
         world.told_later = self.on_told
 
@@ -330,9 +330,13 @@ class Oracles(History):
                 continue
             if state.due is not None and state.due > self.world.zk.ms - 1000 * LATE:
                 continue
-            if wanted.selector.matches(state.filters, call.about["types"]):
+            if wanted.selector.matches(state.filters, call.about["types"]) and self._has_room(queue, state):
                 return task
         return None
+
+    def _has_room(self, queue: str, state: TaskState) -> bool:
+        mine = [each for (name, _), each in self.records.items() if name == queue]
+        return queue != "q" or self.limits.has_room(state.filters, mine, self.world.zk.ms, int(1000 * LATE))
 
     def _reached(self, call: Call) -> bool:
         states = [self.records.get((call.about["queue"], task)) for task in call.about["ids"]]
@@ -375,6 +379,7 @@ class Oracles(History):
                     "batches to be ended": context.pending.batches,
                     "begun and not marked": context.pending.unmarked_starts,
                     "unburied": context.known_consumers.unrescued,
+                    "limits": [name for name, each in context.limited_keys.keys.items() if each.in_use],
                 }
                 left = {name: list(table) for name, table in tables.items() if table}
                 if left or context.maintenance.left or context.maintenance.busy:

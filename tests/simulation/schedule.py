@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
 
 from airflow_provider_zkmq.engine.core import client_state
 from airflow_provider_zkmq.engine.core.maintenance.fsck import fsck
-from airflow_provider_zkmq.engine.core.model.settings import RetryPolicy
+from airflow_provider_zkmq.engine.core.model.settings import Limit, RetryPolicy
 from airflow_provider_zkmq.engine.core.tasks import admin
 from airflow_provider_zkmq.engine.core.zk_operations import Create
 from tests.simulation import actors, faults, producers, readers
+from tests.simulation.limits import limit_of
 from tests.simulation.oracles import Oracles
 from tests.simulation.parts import Call, Client, Violation
 from tests.simulation.world import World
@@ -96,6 +97,7 @@ class Plan:
     request_timeout: float = 10.0
     archived: bool = False
     followed: bool = False
+    limit: Limit = field(default_factory=Limit)
 
 
 def plan(seed: str) -> Plan:
@@ -140,6 +142,7 @@ def plan(seed: str) -> Plan:
         *rand.choice([(4.0, 10.0), (4.0, 10.0), (30.0, 3.0)]),
         archived=rand.random() < 0.25,
         followed="readers" in crews,
+        limit=limit_of(seed),
     )
 
 
@@ -176,7 +179,7 @@ def run(chosen: Plan, *, trace: bool = False) -> Result:
 
 
 def _run(chosen: Plan, world: World) -> Violation | None:
-    oracles = Oracles(world, chosen.attempts, chosen.order)
+    oracles = Oracles(world, chosen.attempts, chosen.order, chosen.limit)
     try:
         clients = _prepare(chosen, world)
         _stormy(chosen, world, clients, oracles)
@@ -195,7 +198,7 @@ def _prepare(chosen: Plan, world: World) -> list[Client]:
     for queue in ("q", "r"):
         _at_once(world, setter, "configure", admin.configure(
             setter.context(queue), filters=producers.TYPES, policy=policy, order=chosen.order, archive=chosen.archived,
-            follow=chosen.followed,
+            follow=chosen.followed, limit=chosen.limit if queue == "q" else Limit(),
         ))  # fmt: skip
     world.zk.end(setter.session)
     for server in range(chosen.servers):

@@ -289,6 +289,25 @@ def test_whatever_the_message_holds_it_is_written_once(subtests: pytest.Subtests
             assert list(client.check()) == list(told)
 
 
+def test_an_unknown_enqueue_is_known_again_in_another_trace(subtests: pytest.Subtests) -> None:
+    """Each call of a retried enqueue has a trace of its own: its message is the same, and the first one's stands."""
+    for name, other in product(("own", None), ({}, {"order": 7})):
+        with subtests.test(task_id=name, metadata=other):
+            client = new_queue()
+            message = Message(b"x", task_id=name, metadata={"traceparent": f"00-{1:032x}-{1:016x}-01", **other})
+            (task_id,) = told = unknown_put(client, message)
+            retried = replace(
+                message, metadata={"traceparent": f"00-{2:032x}-{2:016x}-01", "tracestate": "a=b", **other}
+            )
+            assert client.do(put(client, *again(told, retried))) == [task_id] == list(client.check())
+            assert client.claimed().metadata == message.metadata
+    client, message = new_queue(), Message(b"x", task_id="own", metadata={"traceparent": "a", "order": 7})
+    told = unknown_put(client, message)
+    refused(
+        client, DuplicateTask, put(client, *again(told, replace(message, metadata={"traceparent": "a", "order": 8})))
+    )
+
+
 def test_an_unknown_enqueue_is_known_again_though_its_task_was_redriven() -> None:
     """Its id was made for it: handled, dead and at a new place, with other nonces, the task is still its own."""
     client = queue_of("", policy=RetryPolicy(attempts=1, factor=0))

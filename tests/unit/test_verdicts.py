@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.engine import AsyncWorker, ConfigError, Error, Retry, Snooze, Success, Worker
+from airflow_provider_zkmq.engine.core.model.handler_outcomes import Follows
 from airflow_provider_zkmq.engine.core.model.states import State
-from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Follows
 from airflow_provider_zkmq.engine.coroutine_runners import run_blocking
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
-from airflow_provider_zkmq.engine.working import worker_base
+from airflow_provider_zkmq.engine.working import held_deliveries, worker_base
 from airflow_provider_zkmq.engine.working.async_worker import LoopSettler
 from airflow_provider_zkmq.engine.working.held_deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.worker import ThreadSettler
@@ -142,7 +142,8 @@ def run_loop(*claims: ListClaim) -> AsyncWorker:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logger of the test's own: another test's command may have silenced the engine's."""
-    monkeypatch.setattr(worker_base, "log", logging.getLogger("verdicts"))
+    for module in (held_deliveries, worker_base):
+        monkeypatch.setattr(module, "log", logging.getLogger("verdicts"))
 
 
 @pytest.mark.parametrize("run", [run_threads, run_loop])
@@ -192,18 +193,30 @@ def test_each_error_is_one_verdict_and_one_report(
 
 
 def test_only_what_a_handler_was_called_for_counts(log: None, caplog: pytest.LogCaptureFixture) -> None:
-    """As finished or failed; a failure is told with its attempt, the reason and what follows, a dead letter as such."""
-    caplog.set_level(logging.INFO, "verdicts")
-    for state, word in ((State.INSERTED, "failed: "), (State.DEAD, "dead: ")):
-        failed: Delivery = Delivery(ListClaim(), None, begun=True)
-        failed.progress.outcome, failed.progress.follows = Retry(OSError("x")), Follows(state, 1_000_000)
+    """As finished or failed; a failure is told in one line with its attempt, the reason and what follows.
+
+    The record names queue, task and attempt; it has the traceback where the level is DEBUG.
+    """
+    told = {
+        Follows(State.INSERTED, 5, 8.04): ("WARNING", "attempt 2 of 5 failed, again in 8 s: OSError: x"),
+        Follows(State.INSERTED, None, 0.0): ("WARNING", "attempt 2 failed, again at once: OSError: x"),
+        Follows(State.INSERTED, 5, 5400.0): ("WARNING", "attempt 2 of 5 failed, again in 1h30m: OSError: x"),
+        Follows(State.INSERTED): ("WARNING", "attempt 2 failed, to be tried again: OSError: x"),
+        Follows(State.DEAD, 2, 0.0): ("ERROR", "dead: attempt 2 of 2 failed: OSError: x"),
+    }
+    for level, (follows, (name, words)) in product((logging.INFO, logging.DEBUG), told.items()):
+        caplog.set_level(level, "verdicts")
+        failed: Delivery = Delivery(ListClaim(), None, began=0.0)
+        failed.progress.outcome, failed.progress.follows = Retry(OSError("x")), follows
         Tally().settled(failed, success=False)
-        told = caplog.records[-1].getMessage()
-        assert told.startswith(f"{word}attempt 2 of task 't-1'")
-        assert ("at 1970-01-01 00:16:40 UTC" in told, told.endswith(": OSError: x")) == (word != "dead: ", True)
+        record = caplog.records[-1]
+        assert (record.levelname, record.getMessage()) == (name, f"queue 'list', task 't-1': {words}")
+        assert [getattr(record, each) for each in ("queue", "task", "attempt")] == ["list", "t-1", 2]
+        assert bool(record.exc_info) is (level == logging.DEBUG)
+    caplog.set_level(logging.INFO, "verdicts")
     for begun, outcome in product((True, False), (Success(), Error("no"), Retry("no"), Snooze(3))):
         caplog.clear()
-        delivery: Delivery = Delivery(ListClaim(), None, begun=begun)
+        delivery: Delivery = Delivery(ListClaim(), None, began=0.0 if begun else None)
         tally, success = Tally(), isinstance(outcome, Success)
         assert tally.settled(delivery, success=success) is DeliveryResult.SETTLED
         assert (tally.finished, tally.failed) == (begun * success, begun * (not success))
@@ -220,7 +233,7 @@ def test_the_owner_hears_of_what_was_handled_and_ends_nothing(log: None, caplog:
 
     tally = Tally(told)
     for begun in (True, False):
-        delivery: Delivery = Delivery(ListClaim(), None, begun=begun)
+        delivery: Delivery = Delivery(ListClaim(), None, began=0.0 if begun else None)
         delivery.progress.outcome = Snooze(3)
         tally.settled(delivery, success=False)
         tally.judge(delivery, ClaimLost("gone"))

@@ -15,7 +15,7 @@ from ..core.maintenance.consumer_registry import Consumer
 from ..core.maintenance.fsck import FsckReport
 from ..core.model.filters import FilterMethods, FilterType, Selector
 from ..core.model.new_message import Message, OnConflict
-from ..core.model.settings import RetryPolicy
+from ..core.model.settings import Limit, RetryPolicy
 from ..core.model.states import State, Status
 from ..core.model.values import Duration, Moment, WaitFor
 from ..core.read import bulk_read, configuration, inspect, queue_existence, watch_tasks
@@ -461,6 +461,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         order: str | None = None,
         archive: bool | None = None,
         follow: bool | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
@@ -471,9 +472,10 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         committed; ``"default"``: nearly so, consumers keeping out of each other's way. ``archive=True``: the queue is
         archived, so that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not
         any more, and clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave
-        before their time (redriven, dropped, run anew) are kept for them for as long as ended tasks are. Raises
-        `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
-        written.
+        before their time (redriven, dropped, run anew) are kept for them for as long as ended tasks are. ``limit``: how
+        many tasks may be claimed at once, or in a period, see `Limit`; ``Limit()`` lifts it. It holds for claims from
+        now on. Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then
+        nothing is written.
         """
         return await self._carry_out(
             admin.configure(
@@ -486,6 +488,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
                 order=order,
                 archive=archive,
                 follow=follow,
+                limit=limit,
             )
         )
 
@@ -984,6 +987,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         order: str | None = None,
         archive: bool | None = None,
         follow: bool | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
@@ -994,9 +998,10 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         committed; ``"default"``: nearly so, consumers keeping out of each other's way. ``archive=True``: the queue is
         archived, so that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not
         any more, and clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave
-        before their time (redriven, dropped, run anew) are kept for them for as long as ended tasks are. Raises
-        `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
-        written.
+        before their time (redriven, dropped, run anew) are kept for them for as long as ended tasks are. ``limit``: how
+        many tasks may be claimed at once, or in a period, see `Limit`; ``Limit()`` lifts it. It holds for claims from
+        now on. Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then
+        nothing is written.
         """
         return self._carry_out(
             admin.configure(
@@ -1009,6 +1014,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
                 order=order,
                 archive=archive,
                 follow=follow,
+                limit=limit,
             )
         )
 

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 from . import zk_operations as zk
 from .model.filters import FilterTypes
-from .model.records import TaskState, Times
-from .model.settings import Conf, Settings
+from .model.records import RecentClaims, TaskState, Times
+from .model.settings import Conf, Limit, Settings
 from .model.values import Duration, optional_seconds
 from .model.znode_names import Lane, Paths
 from .transaction_retries import Holds
@@ -707,6 +707,52 @@ class Paces:
         return read_ahead if close else None
 
 
+# --- What this client knows of the keys of a queue's limit. Owner: `core.claim.limits`; a bounded memory.
+
+
+@dataclass(slots=True, eq=False)
+class LimitedKey:
+    """One key: its slots, and the claims of late that count still."""
+
+    taken: set[int] = field(default_factory=set)
+    """The slots that were taken when they were listed, and those that this client took since; some may be free."""
+    trying: set[int] = field(default_factory=set)
+    """The slots that calls of this client are taking."""
+    watch: Watch | None = None
+    """On the slots; None: they have to be listed."""
+    recent: tuple[tuple[int, int], ...] | None = None
+    """Until when claims count from, in the server's milliseconds, and how many; None: they have to be read."""
+    written: RecentClaims | None = None
+    """What a transaction on its way writes of them."""
+    version: int | None = None
+    """That of the znode from which they were read; None: it was not there."""
+    era: int = 0
+    """The version of ``rates``, which clean-up changes."""
+    counting: Signal | None = None
+    """A call is claiming under it: others wait for this."""
+    served: int = 0
+    """A number that tells when this client claimed of it last."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the slots may be others than they were when they were listed."""
+        return self.watch is None or self.watch.fired
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call of this client is claiming under it."""
+        return bool(self.trying) or self.counting is not None
+
+
+@dataclass(slots=True, eq=False)
+class LimitedKeys:
+    """The keys of the limit that the queue has now."""
+
+    limit: Limit = field(default_factory=Limit)
+    keys: dict[str, LimitedKey] = field(default_factory=dict)
+    served: int = 0
+
+
 # --- Who this client is as a consumer, and who else lives.
 #
 # Owner: `core.maintenance.consumer_registry`.
@@ -870,6 +916,7 @@ class Context:
     maintenance: Maintenance = field(default_factory=Maintenance)
     unknown_outcomes: UnknownOutcomes = field(default_factory=UnknownOutcomes)
     ignored_paths: IgnoredPaths = field(default_factory=IgnoredPaths)
+    limited_keys: LimitedKeys = field(default_factory=LimitedKeys)
     shared: dict[str, Signal] = field(default_factory=dict)
     """What one thread does for all; fired when it has ended. Owner: `core.read.watch_cache`."""
     settled: Signal = field(init=False)
@@ -907,6 +954,7 @@ class Context:
         self.segments.open.clear()
         self.segments.buckets.clear()
         self.unknown_outcomes.marks.clear()
+        self.limited_keys = LimitedKeys()
         used = {path: each for path, each in self.listings.readings.items() if each.pending or each.subscribers}
         self.listings.readings = used
         self.sizes.readings.clear()

@@ -86,7 +86,8 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
     `threads`: tasks in hand at once; 0: none, it only monitors. `monitor` may be a coroutine function, too, and
     `auto_start` needs a running event loop. `run`, `start` and `join` are awaited. `stop` lets running handlers finish
     within `grace` seconds; then they are cancelled, and as they have run their deliveries count: the tasks are retried
-    or dead by their policies.
+    or dead by their policies. A handler that takes longer than `task_timeout` is cancelled, too; one that swallows this
+    goes on, fenced off, beside the others (`stuck`).
     """
 
     _calls = worker_base.AwaitedCalls()
@@ -245,10 +246,23 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
         """Run the handler and settle; where handlers are fast, together with others."""
         calling = asyncio.create_task(self._call(delivery))
         try:
-            await asyncio.wait({calling})
+            await self._within_timeout(delivery, calling)
         finally:  # also when cancelled
             settling = self._settler.background.do(self._end_delivery(delivery, calling))
         await asyncio.shield(settling)
+
+    async def _within_timeout(self, delivery: Delivery, calling: asyncio.Task[Handled]) -> None:
+        """Wait for the handler; one that takes too long is timed out, and cancelled by whoever settles it."""
+        left = span = self._task_timeout
+        while not calling.done():
+            await asyncio.wait({calling}, timeout=left)
+            if span is None or calling.done():
+                return
+            began = delivery.began  # None: that the handler begins is still being written
+            left = span if began is None else began + span - time.monotonic()
+            if left <= 0:
+                self._deliveries.time_out(delivery, span)
+                return
 
     async def _call(self, delivery: Delivery) -> Handled:
         if self._stopping.is_set() or not (await self._settler.begin(delivery) and self._deliveries.begin(delivery)):
@@ -271,6 +285,7 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
         finally:
             delivery.claim.mark_ended()
             self._prefetched.handled(time.monotonic() - began)
+            self._deliveries.returned(delivery)
 
     async def _end_delivery(self, delivery: Delivery, calling: asyncio.Task[Handled]) -> None:
         """Settle by what the handler did; one that is still at work is cancelled, and not waited for for long."""

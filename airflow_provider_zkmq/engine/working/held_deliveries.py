@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -11,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ..core.model.handler_outcomes import Handled, Retry, Snooze
+from ..core.model.values import spell_duration
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import Settlement
+from ..log import log
 from .interfaces import WorkerClaim, WorkerTransaction
 
 Handler: TypeAlias = Callable[..., Any]
@@ -37,11 +40,28 @@ class Delivery:
     span: float | None
     due: float = 0.0
     transaction: WorkerTransaction | None = None
-    begun: bool = False
+    began: float | None = None
+    """When its handler was called, by the monotonic clock; None: it was not."""
     outcome: Handled | None = None
     progress: Settlement = field(default_factory=Settlement)
     left: bool = False
     """A try to settle it has failed for good once: it is tried again later."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether its handler was called: then it counts."""
+        return self.began is not None
+
+    def log(self, level: int, message: str, *words: object, error: object = None, traceback: bool = False) -> None:
+        """Log what becomes of it, after the names of its queue and task; a structured log finds them in the record.
+
+        The traceback of an `error` is logged if that is wanted, or at the level DEBUG.
+        """
+        named = (self.claim.queue, self.claim.task.id)
+        shown = isinstance(error, BaseException) and (traceback or log.isEnabledFor(logging.DEBUG))
+        more: dict[str, Any] = {"exc_info": error if shown else None}
+        more["extra"] = {"queue": named[0], "task": named[1], "attempt": self.claim.task.attempt}
+        log.log(level, f"queue %r, task %r: {message}", *named, *words, **more)
 
 
 class Deliveries:
@@ -57,6 +77,7 @@ class Deliveries:
         self._left: list[Delivery] = []
         self.outlasted: Handled = OUTLASTED
         """How a delivery ends whose handler outlasts the grace of a stop."""
+        self._stuck = set[Delivery]()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -87,8 +108,10 @@ class Deliveries:
     def begin(self, delivery: Delivery) -> bool:
         """The handler is about to be called: from here on the delivery counts. False if it was given up before."""
         with self._lock:
-            delivery.begun = delivery.outcome is None
-            return delivery.begun
+            if delivery.outcome is not None:
+                return False
+            delivery.began = time.monotonic()
+            return True
 
     def decide(self, delivery: Delivery, outcome: Handled) -> bool:
         """How it ends; False if that is decided already."""
@@ -102,6 +125,38 @@ class Deliveries:
         """The worker ends without waiting any longer; False if how it ends is decided already."""
         with self._lock:  # which its holder may take again
             return self.decide(delivery, self.outlasted if delivery.begun else NOT_BEGUN)
+
+    def time_out(self, delivery: Delivery, span: float) -> bool:
+        """Its handler has taken longer than `span` seconds: it has failed. False if how it ends is decided already."""
+        outcome = Retry(TimeoutError(f"the handler took longer than {spell_duration(span)}"))
+        with self._lock:
+            if not self.decide(delivery, outcome):
+                return False
+            self._stuck.add(delivery)
+            return True
+
+    def returned(self, delivery: Delivery) -> bool:
+        """A handler has ended; whether its delivery was timed out."""
+        with self._lock:
+            stuck = delivery in self._stuck
+            self._stuck.discard(delivery)
+            return stuck
+
+    @property
+    def stuck(self) -> int:
+        """How many handlers go on whose deliveries were timed out."""
+        return len(self._stuck)
+
+    def overtime(self, span: float) -> list[Delivery]:
+        """What is in hand and undecided, and whose handlers began `span` seconds ago, or earlier."""
+        since = time.monotonic() - span
+        return [each for each in self.held() if each.outcome is None and each.began is not None and each.began <= since]
+
+    def seconds_until_overtime(self, span: float, most: float) -> float:
+        """Seconds until a handler has taken `span` seconds, at the most `most`."""
+        now = time.monotonic()
+        waits = [each.began + span - now for each in self.held() if each.outcome is None and each.began is not None]
+        return min(most, span, max(0.0, min(waits, default=most)))
 
     def leave(self, delivery: Delivery) -> None:
         """It could not be settled by whatever means: it is tried again later, and holds up no other thread."""

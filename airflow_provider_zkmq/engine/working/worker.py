@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,6 +57,9 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
             has begun counts no attempt, whatever becomes of the worker, and is given back after a second. Where several
             are claimed together, they are settled together, too: at the latest 50 ms after their handlers are done.
         limit: handle so many tasks at the most, and end.
+        task_timeout: the attempt of a handler that takes longer has failed, which is settled at once: what the handler
+            does with the task afterwards is refused. A thread cannot be ended: it is at work until the handler returns
+            (`stuck`), and the worker has one thread less until then. A handler can look at ``task.lost``, and end.
         on_settled: called, in whichever thread, with each task that was handled and the outcome that it was settled by;
             None instead where its claim was lost. It must not block.
         monitor: called about once a second with a `Poll`; see `monitor`.
@@ -77,6 +81,8 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
         self._others = (
             [self._thread(self._run_heartbeat, "zkmq-heartbeat")] if self._thread_count and self._extends else []
         )
+        if self._task_timeout is not None:
+            self._others.append(self._thread(partial(self._time_out, self._task_timeout), "zkmq-timeout"))
         if self._monitor is not None:
             self._others.append(self._thread(partial(self._watch, self._monitor), "zkmq-monitor"))
 
@@ -164,8 +170,10 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
             raise self._error
 
     def _alive(self) -> threading.Thread | None:
-        """A thread that is still at work; of a worker without any, the keeper."""
-        return next((thread for thread in self._threads or [self._maintenance] if thread.is_alive()), None)
+        """A thread that is still at work; of a worker without any, the keeper. A stop waits for no stuck handler."""
+        alive = [thread for thread in self._threads or [self._maintenance] if thread.is_alive()]
+        ends = self.stopping or len(alive) < len(self._threads) or self._budget.left == 0
+        return None if not alive or (ends and len(alive) <= self._deliveries.stuck) else alive[0]
 
     def _goes_on(self) -> bool:
         return not self._stopping.is_set() and (not self._threads or self._alive() is not None)
@@ -197,6 +205,9 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
         begun = not self.stopping and await self._settler.begin(delivery) and self._deliveries.begin(delivery)
         outcome = self._run(delivery) if begun else self._unbegun()
         if not self._deliveries.decide(delivery, outcome):
+            if self._deliveries.returned(delivery):
+                seconds = time.monotonic() - (delivery.began or 0.0)
+                delivery.log(logging.WARNING, "the handler that was timed out has ended, after %.1f s", seconds)
             return
         if self._prefetched.fast and delivery.transaction is None:
             self._settler.settle_later(delivery)
@@ -242,6 +253,17 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
         """Until the last handler has returned and what it did is settled, or was given up, also after `stop`."""
         wanted = lambda: not self._over.is_set() and (self._alive() is not None or bool(self._deliveries))  # noqa: E731
         run_blocking(self._keep_extending(wanted))
+
+    def _time_out(self, span: float) -> None:
+        """Fail what takes too long. Each is settled by a thread of its own, as its handler has the worker's."""
+        while not self._over.is_set() and (self._alive() is not None or self._deliveries):
+            for delivery in self._deliveries.overtime(span):
+                if self._deliveries.time_out(delivery, span):
+                    self._thread(partial(self._settle, delivery), "zkmq-timed-out").start()
+                    if self.stuck >= self._thread_count:
+                        message = "worker on queue %r: every thread is with a handler that was timed out; none is free"
+                        log.error(message, self.queue.name, extra={"queue": self.queue.name})
+            self._over.wait(self._deliveries.seconds_until_overtime(span, worker_base.MAINTENANCE_SECONDS))
 
     def _watch(self, monitor: worker_base.Monitor) -> None:
         while self._goes_on() and not self._stopping.wait(worker_base.MAINTENANCE_SECONDS):

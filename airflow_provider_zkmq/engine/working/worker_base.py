@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar, cast
 
 from ..core.model.filters import FilterMethods, Selector
 from ..core.model.handler_outcomes import Error, Handled, Retry, Snooze, Success
 from ..core.model.states import State
-from ..core.model.values import Duration, optional_seconds, optional_whole_number, seconds, whole_number
+from ..core.model.values import (
+    Duration,
+    optional_seconds,
+    optional_whole_number,
+    seconds,
+    spell_duration,
+    whole_number,
+)
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
@@ -137,40 +144,42 @@ class Tally:
         with self._lock:
             self.finished += success
             self.failed += not success
-        if not success:  # which attempt ended otherwise than well, why, and what follows
-            follows = delivery.progress.follows
-            which = (delivery.claim.task.attempt, delivery.claim.task.id, delivery.claim.queue)
-            match delivery.progress.outcome:
-                case Snooze(delay):
-                    log.info("snoozed for %s: attempt %d of task %r in queue %r, which is not counted", delay, *which)
-                case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
-                    message = "dead: attempt %d of task %r in queue %r failed and was its last: %s"
-                    log.error(message, *which, error_text(error))
-                case Retry(error) | Error(error):
-                    due = None if follows is None else follows.due
-                    when = "" if due is None else f" at {datetime.fromtimestamp(due / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-                    message = "failed: attempt %d of task %r in queue %r, which is tried again%s: %s"
-                    log.info(message, *which, when, error_text(error))
-                case _:
-                    log.info("rolled back by its handler: attempt %d of task %r in queue %r", *which)
+        if not success:
+            self._log_failure(delivery)
         self._call_on_settled(delivery, delivery.progress.outcome)
         return DeliveryResult.SETTLED
 
+    def _log_failure(self, delivery: Delivery) -> None:
+        """Log in one line which attempt did not end well, why, and what follows; at DEBUG with the traceback."""
+        follows = delivery.progress.follows
+        most = None if follows is None else follows.attempts
+        attempt = f"attempt {delivery.claim.task.attempt}{'' if most is None else f' of {most}'}"
+        match delivery.progress.outcome:
+            case Snooze(delay):
+                delivery.log(logging.INFO, "%s is not counted: snoozed for %s", attempt, delay)
+            case Retry(error) | Error(error) if follows is not None and follows.state is State.DEAD:
+                delivery.log(logging.ERROR, "dead: %s failed: %s", attempt, error_text(error), error=error)
+            case Retry(error) | Error(error):
+                again = "to be tried again" if follows is None else _when(follows.pause)
+                delivery.log(logging.WARNING, "%s failed, %s: %s", attempt, again, error_text(error), error=error)
+            case _:
+                delivery.log(logging.INFO, "%s was rolled back by its handler", attempt)
+
     def judge(self, delivery: Delivery, error: BaseException) -> DeliveryResult:
         """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
-        task_id = delivery.claim.task.id
         if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
-            log.warning("task %r: %s", task_id, error)
+            delivery.log(logging.WARNING, "%s", error)
             if delivery.begun:
                 self._call_on_settled(delivery, None)
             return DeliveryResult.LOST
         if isinstance(error, TransportError):
-            log.warning("task %r: %s; trying again", task_id, error)
+            delivery.log(logging.WARNING, "%s; trying again", error)
             return DeliveryResult.AGAIN
         if delivery.left:
-            log.warning("task %r can still not be settled: %s", task_id, error)
+            delivery.log(logging.WARNING, "can still not be settled: %s", error)
         else:
-            log.error("task %r could not be settled; this will be tried again", task_id, exc_info=error)
+            message = "could not be settled; this will be tried again"
+            delivery.log(logging.ERROR, message, error=error, traceback=True)
         delivery.left = True
         return DeliveryResult.LATER
 
@@ -179,8 +188,17 @@ class Tally:
         if self._on_settled is not None:
             try:
                 self._on_settled(delivery.claim.task, outcome)
-            except Exception:  # noqa: BLE001  whatever a callback of the user's raises
-                log.exception("on_settled failed for task %r", delivery.claim.task.id)
+            except Exception as error:  # noqa: BLE001  whatever a callback of the user's raises
+                delivery.log(logging.ERROR, "on_settled failed", error=error, traceback=True)
+
+
+def _when(pause: float | None) -> str:
+    """After how many seconds a task is tried again, in words."""
+    if pause is None:
+        return "to be tried again"
+    if pause < 0.1:
+        return "again at once"
+    return f"again in {round(pause, 1):g} s" if pause < 100 else f"again in {spell_duration(round(pause))}"
 
 
 # --- Watching a worker's queue: what a worker tells its monitor, and Carmine's ready-made one.
@@ -333,7 +351,7 @@ class Settler:
             try:
                 await self._calls.result(delivery.claim.begin())
             except Exception as error:  # noqa: BLE001  whatever it is: it is given back, which tells more
-                log.warning("task %r is not begun: %s", delivery.claim.task.id, error)
+                delivery.log(logging.WARNING, "not begun: %s", error)
                 return False
         return True
 
@@ -380,6 +398,8 @@ class Settler:
         self._deliveries.leave(delivery)
 
 
+#: The shortest time, in seconds, that a handler can be given.
+LEAST_TIMEOUT: Final = 0.1
 #: So many different damages a worker remembers to have logged.
 MOST_WARNED: Final = 1_000
 
@@ -408,6 +428,7 @@ class Working(ABC, Generic[Q]):
         throttle: Duration = 0,
         prefetch: int = 32,
         limit: int | None = None,
+        task_timeout: Duration | None = None,
         on_settled: Settled | None = None,
         monitor: Monitor | None = None,
         auto_start: bool | Duration = False,
@@ -420,6 +441,9 @@ class Working(ABC, Generic[Q]):
         self._choice = Choice(node=node, filter_method=filter_method, selector=selector)
         self._lease, self._throttle = optional_seconds("lease", lease), seconds("throttle", throttle)
         self.grace = seconds("grace", grace)
+        self._task_timeout = optional_seconds("task_timeout", task_timeout)
+        if self._task_timeout is not None and self._task_timeout < LEAST_TIMEOUT:
+            raise ConfigError(f"task_timeout {task_timeout!r} is not allowed: {LEAST_TIMEOUT:g} seconds or more")
         most = whole_number("prefetch", prefetch, 0)
         self._budget = Budget(optional_whole_number("limit", limit, 1))
         awaited = isinstance(self._calls, AwaitedCalls)
@@ -463,6 +487,16 @@ class Working(ABC, Generic[Q]):
     def failed(self) -> int:
         """How many deliveries ended otherwise."""
         return self._tally.failed
+
+    @property
+    def threads(self) -> int:
+        """How many tasks it has in hand at once."""
+        return self._thread_count
+
+    @property
+    def stuck(self) -> int:
+        """How many handlers go on although their tasks were timed out: in a `Worker` each keeps one thread."""
+        return self._deliveries.stuck
 
     def stop(self, *, forgive: bool = False) -> bool:
         """Claim nothing more; callable from a signal handler. False if it was stopping already.
@@ -510,7 +544,8 @@ class Working(ABC, Generic[Q]):
         what = ", ".join(f"{name} {value}" for name, value in chosen.items()) or "all tasks"
         mode = f"lease {self._lease:g} s" if self._lease else "session-bound"
         message = "worker started: consumer %s on queue %r; %s; threads %d, %s"
-        log.info(message, self.queue.consumer, self.queue.name, what, self._thread_count, mode)
+        names = (self.queue.consumer, self.queue.name)
+        log.info(message, *names, what, self._thread_count, mode, extra={"queue": self.queue.name})
 
     def _log_absence(self, error: QueueNotFound, since: int) -> None:
         """The queue is not there: log it once, to wait for it. Raises `error` where nothing is waited for."""
@@ -538,7 +573,7 @@ class Working(ABC, Generic[Q]):
 
     def _busy(self) -> bool:
         """Whether every slot has a task in hand: nobody looks after the queue by claiming."""
-        return 0 < self._thread_count <= len(self._deliveries)
+        return 0 < self._thread_count <= len(self._deliveries) + self._deliveries.stuck
 
     def _warn(self, what: str, error: Exception) -> None:
         """Tell what went wrong. What is damaged stays so until somebody mends it: each such error is told once."""
@@ -546,7 +581,8 @@ class Working(ABC, Generic[Q]):
             if str(error) in self._warned:
                 return
             self._warned = {*self._warned, str(error)} if len(self._warned) < MOST_WARNED else {str(error)}
-        log.warning("%s %r: %s", what, self.queue.name, error, exc_info=not isinstance(error, ZkmqError))
+        more: dict[str, Any] = {"exc_info": not isinstance(error, ZkmqError), "extra": {"queue": self.queue.name}}
+        log.warning("%s %r: %s", what, self.queue.name, error, **more)
 
     def _look_ended(self, what: str) -> None:
         """A look for tasks has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
@@ -566,7 +602,7 @@ class Working(ABC, Generic[Q]):
                 try:
                     await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
                 except Exception as error:  # noqa: BLE001  the others are to be extended, too
-                    log.warning("extending task %r: %s", delivery.claim.task.id, error)
+                    delivery.log(logging.WARNING, "not extended: %s", error)
                     self._deliveries.beaten(delivery, good=False)
                 else:
                     self._deliveries.beaten(delivery, good=True)

@@ -668,6 +668,9 @@ class Session:
 
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
+            if self.away_since is not None:
+                kept = "with the same session" if self.id else "with a new session: claims of the old one are lost"
+                log.info("connected to ZooKeeper again after %.1f s, %s", time.monotonic() - self.away_since, kept)
             self.id = int(self.client.client_id[0])
             self.away_since = None
             self.dialer.forget_troubles()
@@ -678,6 +681,8 @@ class Session:
                 self.id = 0
             if self.away_since is None:
                 self.away_since = time.monotonic()
+                if not self.closed:
+                    log.info("the connection to ZooKeeper is lost; it is opened again as soon as a server answers")
             self.connected.clear()
             self.watches.lose()
         self.changed.fire()

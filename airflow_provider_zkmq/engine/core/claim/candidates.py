@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, zip_longest
 from typing import Final, TypeAlias
 
 from .. import zk_operations as zk
@@ -19,6 +19,7 @@ from ..model.znode_names import Lane, entry_task, is_shortened, parse_lane, prio
 from ..read.bulk_read import AT_ONCE, Record, Unread, read_nodes, read_records, unless_corrupt
 from ..read.watch_cache import listing
 from ..zk_operations import Procedure
+from .limits import filters_of
 from .take import RankedEntry, Taker, may_be_tried, take_all
 
 # --- Which lanes and which entries a consumer accepts.
@@ -114,11 +115,7 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
     width = taker.view + 1 if shares == 1 else min(MOST_SPREAD, max(SPREAD_WINDOW, shares * taker.view))
     look = _DefaultLook(taker, schedule, width)
     while taker.room:
-        lane_heads: list[list[tuple[str, str]]] = []
-        for name, judge in lanes:
-            lane_head = yield from _lane_head(context, look, context.paths.at("queue", name), judge=judge)
-            if lane_head:
-                lane_heads.append(lane_head)
+        lane_heads = yield from _lane_heads(context, look, lanes)
         window = lane_heads[0] if len(lane_heads) == 1 else [*islice(heapq.merge(*lane_heads), width)]
         if not look.untouched(context):  # somebody may have begun since it was listed
             window = [pair for pair in window if look.open(context, pair[0])]
@@ -128,8 +125,14 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
             continue
         if len(window) > taker.room:
             context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
-        taker.later[:] = _first_of(context, window, taker.view) if taker.read_ahead else []
-        picks = _first_of(context, window, taker.room)
+        ordered = partial(_first_of, context, window)
+        if taker.limits.limit.by is not None:
+            ordered = partial(_in_turn, context, look, lane_heads)
+        taker.later[:] = ordered(taker.view) if taker.read_ahead else []
+        picks = ordered(taker.room)
+        if not picks:  # other threads of this client took what there was room for, while this one listed
+            schedule.no_later_than(SOON)
+            return
         entries = [ranked.entry for ranked in picks]
         look.tried.update(entries)
         context.claims.trying.update(entries)
@@ -155,6 +158,36 @@ def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> lis
         start = any_of_the_first(context, len(window))
         first = mine or window[start : start + 1 + (most - 1) // shares]
     return [RankedEntry(*pair) for pair in first]
+
+
+def _in_turn(
+    context: Context, look: _DefaultLook, lane_heads: list[list[tuple[str, str]]], most: int
+) -> list[RankedEntry]:
+    """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
+    limits, heads = look.taker.limits, dict[str | None, list[tuple[str, str]]]()
+    for entry, segment in chain.from_iterable(lane_heads):
+        if look.open(context, entry):
+            heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append((entry, segment))
+    rows = []
+    for key in limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]:
+        room = limits.room(key) or most
+        rows.append(_first_of(context, sorted(heads[key])[: look.width], min(most, room)))
+    return [each for each in chain.from_iterable(zip_longest(*rows)) if each is not None][:most]
+
+
+def _lane_heads(
+    context: Context, look: _DefaultLook, lanes: list[tuple[str, bool]]
+) -> Procedure[list[list[tuple[str, str]]]]:
+    """The first entries of each lane that has any, less those that the queue's limit has no room for."""
+    lane_heads = []
+    for name, judge in lanes:
+        lane = context.paths.at("queue", name)
+        if not judge and look.taker.limits.blocks(filters_of(context, f"{lane}/", "")):
+            continue
+        lane_head = yield from _lane_head(context, look, lane, judge=judge)
+        if lane_head:
+            lane_heads.append(lane_head)
+    return lane_heads
 
 
 def _lane_head(context: Context, look: _DefaultLook, lane: str, *, judge: bool) -> Procedure[list[tuple[str, str]]]:

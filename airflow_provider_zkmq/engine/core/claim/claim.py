@@ -28,6 +28,7 @@ from ..tasks import settle
 from ..zk_operations import Get, Node, Procedure, SetTimeout, Sync, Wait, WaitPlace, explained
 from . import candidates, take
 from .candidates import matching_lanes, rank_of
+from .limits import Limits
 
 # --- Claim: the first tasks that a selector accepts, or one task by its id.
 
@@ -141,6 +142,7 @@ def _look(context: Context, taker: take.Taker, schedule: client_state.Schedule) 
     """
     wanted = taker.wanted
     taker.conf = yield from read_conf(context)
+    taker.limits = Limits(context, taker.conf.limit, schedule)
     taker.consumer = yield from register(context, str(wanted.selector) if wanted.task_id is None else None)
     yield from maintain(context, schedule if wanted.task_id is None else None)
     if taker.conf.paused:

@@ -24,6 +24,7 @@ from ..write import transitions
 from ..write.commit import Change, Plan, Refusal, commit, merge, mergeable
 from ..write.transitions import Current
 from ..zk_operations import Procedure
+from .limits import Limits, filters_of
 
 # --- How many claims may be taken where a queue's leases are bounded: counted in the tree, whoever claims meanwhile.
 #
@@ -113,6 +114,7 @@ class Taker:
     """What comes next, as far as the latest look can tell: it is read with what is tried now."""
     conf: Conf = field(init=False)
     consumer: Registered = field(init=False)
+    limits: Limits = field(init=False)
 
     @property
     def room(self) -> int:
@@ -125,8 +127,8 @@ class Taker:
         return self.room if self.read_ahead is None else max(self.room, self.read_ahead.most)
 
     def accepts(self, filters: Mapping[str, str]) -> bool:
-        """Whether a task with these filters is wanted."""
-        return self.wanted.selector.matches(filters, self.conf.types)
+        """Whether a task with these filters is wanted, and the queue's limit may have room for it."""
+        return self.wanted.selector.matches(filters, self.conf.types) and not self.limits.blocks(filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +151,46 @@ def claim_together(
     """Claim candidates in one transaction, as many as fit; whether all of them are taken.
 
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
-    Raises `NoRoom` where none may be claimed now.
+    What the queue's limit has no room for is left out, too. Raises `NoRoom` where none may be claimed now.
     """
-    now, wanted = (yield from server_clock.server_time(context)), taker.wanted
+    before = len(taker.taken)
+    try:
+        admitted = yield from taker.limits.admit(candidates)
+        all_taken = yield from _claim_admitted(context, taker, admitted, in_order=in_order)
+        return all_taken and len(admitted) == len(candidates)
+    finally:
+        taker.limits.release(taker.taken[before:])
+
+
+def _claim_admitted(
+    context: Context, taker: Taker, candidates: Sequence[Claimed], *, in_order: bool
+) -> Procedure[bool]:
+    """Claim candidates that there is room for; whether all of them are taken."""
+    now, wanted, limits = (yield from server_clock.server_time(context)), taker.wanted, taker.limits
     parts: list[tuple[Claimed, Plan]] = []
     for at, claimed in enumerate(candidates):
         claimed.prefetched = wanted.prefetch == "all" or (wanted.prefetch and (at > 0 or bool(taker.taken)))
         span = wanted.lease or claimed.state.lock or taker.conf.lock  # for which it holds, unless extended
-        parts.append((claimed, transitions.claim(context, claimed, taker.consumer.id, span, wanted.lease, now)))
+        slot = limits.slot(claimed)
+        plan = transitions.claim(context, claimed, taker.consumer.id, span, wanted.lease, now, slot)
+        parts.append((claimed, plan))
     if len(parts) > 1:
         parts = parts[: len(next(mergeable((plan for _, plan in parts), len(parts))))]
     while parts:
-        guard: Change | None = None
+        guards: list[Change] = []
         if wanted.max_leases is not None:
             room, guard = yield from _room_under(context, wanted.max_leases)
             parts = parts[:room]
+            guards.append(guard)
+        counted, counting = yield from limits.count([claimed for claimed, _ in parts])
+        parts = [part for part in parts if part[0] in counted]
+        if not parts:
+            return False
+        guards += counting
         if taker.caller.left:  # its client may have given all of it back already, and claim again
             raise CallerLeft
         claims, plan = [claimed for claimed, _ in parts], merge(plan for _, plan in parts)
-        if guard is not None:
-            plan.changes.append(guard)
+        plan.changes += guards
         # any of them may be taken away meanwhile
         plan.changes[0].proof = standing(context.paths, claims)
         sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
@@ -181,12 +203,16 @@ def claim_together(
             for claimed in claims:
                 context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
             taker.taken.extend(claims)
+            limits.counted(committed.outcome)
             return len(parts) == len(candidates)
         context.claims.strike(taker.caller, sending)
-        if refusal.change is guard:  # others have claimed since there was room
+        if (
+            refusal.change in guards and refusal.outcome.failure is not zk.Failure.OTHER
+        ):  # others have claimed since there was room
             continue
         at = next((at for at, each in enumerate(plan.changes) if each is refusal.change), 0)
-        _refused(context, taker.consumer, claims[at], refusal)
+        if not limits.collided(claims[at], refusal.path):
+            _refused(context, taker.consumer, claims[at], refusal)
         parts = parts[:at] + ([] if in_order else parts[at + 1 :])
     return False
 
@@ -354,6 +380,8 @@ def take_all(context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in
             if candidates and (yield from claim_together(context, taker, candidates)):
                 break
             if not may_be_tried(context, ranked):  # another was faster
+                break
+            if taker.limits.blocks(filters_of(context, ranked.segment, ranked.entry)):
                 break
         else:
             if not candidates:

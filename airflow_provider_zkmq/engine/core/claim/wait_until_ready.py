@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import inf
 
 from .. import client_state
@@ -18,6 +17,7 @@ from ..read.watch_cache import listing
 from ..zk_operations import Procedure, Wait, WaitPlace
 from . import claim, take
 from .candidates import judged, matching_lanes
+from .limits import Limits, filters_of
 
 # Who only looks is no consumer: it is not on the register, and has no share of what consumers divide among
 # themselves. It looks after the queue as they do, so that delays, ended leases and dead consumers are no reason to
@@ -65,7 +65,8 @@ def _any_ready(context: Context, selector: Selector, schedule: client_state.Sche
     yield from maintain(context, schedule)
     if conf.paused:
         return False
-    accepts = partial(selector.matches, types=conf.types)
+    limits = Limits(context, conf.limit, schedule)
+    accepts = lambda filters: selector.matches(filters, conf.types) and not limits.blocks(filters)  # noqa: E731
     names = yield from listing(context, context.paths.at("queue"))
     for name, judge in (yield from matching_lanes(context, accepts, names or ())):
         lane = context.paths.at("queue", name)
@@ -76,6 +77,10 @@ def _any_ready(context: Context, selector: Selector, schedule: client_state.Sche
                 entries = yield from judged(context, accepts, segment, entries)
             picks = [take.RankedEntry(entry, segment) for entry in entries]
             open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
+            if conf.limit:
+                filters = {ranked: filters_of(context, segment, ranked.entry) for ranked in open_picks}
+                yield from limits.look_at(filters.values())
+                open_picks = [ranked for ranked in open_picks if not limits.blocks(filters[ranked])]
             if (yield from _any_deliverable(context, conf, open_picks)):
                 return True
     return False

@@ -56,6 +56,31 @@ def prune_lanes(context: Context, now: int) -> Procedure[None]:
     forget_lanes(context, there)
 
 
+#: What counts claims is kept for so long after it counts no more, for whoever is about to claim.
+RATE_IDLE_MS: Final = 60_000
+
+
+def prune_limits(context: Context, conf: Conf, now: int) -> Procedure[None]:
+    """Delete what counted claims that count no more, and on servers without containers keys without slots.
+
+    The version of ``rates`` changes with it: a claim that was prepared on what is deleted is refused.
+    """
+    top, slots = context.paths.at("rates"), context.paths.at("slots")
+    (counted, limited) = yield from bulk_read.list_children([top, slots])
+    paths = [f"{top}/{name}" for name in counted]
+    stats = yield from bulk_read.read_stats(paths)
+    until = now - RATE_IDLE_MS - int(conf.limit.per * 1000)
+    idle = [path for path, stat in zip(paths, stats, strict=True) if stat is not None and stat.mtime < until]
+    versions = {path: stat.version for path, stat in zip(paths, stats, strict=True) if stat is not None}
+    for chunk in bulk_read.chunked(idle):
+        yield zk.Multi((zk.SetData(top, b""), *(zk.Delete(path, versions[path]) for path in chunk)))
+    keys = [f"{slots}/{name}" for name in limited]
+    stats = yield from bulk_read.read_stats(keys)
+    empty = [k for k, stat in zip(keys, stats, strict=True) if stat and not stat.children and stat.ctime < until]
+    for chunk in bulk_read.chunked(empty):
+        yield zk.Pipeline(tuple(zk.Multi((zk.Delete(path),)) for path in chunk))  # refused while a slot is taken
+
+
 def collect_batches(context: Context, cutoff: int) -> Procedure[None]:
     """Delete what was kept of batches that were done long ago, and end those that a crash left without an end."""
     yield from batch_end.close_batches(context)
@@ -234,6 +259,7 @@ def _collect(context: Context, lifetime: float) -> Procedure[Collected]:
         return report  # it does not say that it has run: whoever looks next goes on
     yield from collect_batches(context, rules.cutoff)
     yield from prune_lanes(context, now)
+    yield from prune_limits(context, conf, now)
     yield from collect_history(context, rules.conf, rules.cutoff)
     # It says for which lifetime it has run: a shorter one makes the next run due (`collect_if_due`).
     path = context.paths.at("gc")

@@ -23,8 +23,16 @@ from ...errors import CorruptRecord
 from .. import zk_operations as zk
 from ..client_state import Context
 from ..model import znode_names
-from ..model.records import KEPT_NONCES, HistoryEntry, TaskState, load_claim, load_span, parse_history_name
-from ..model.settings import Settings, load_settings
+from ..model.records import (
+    KEPT_NONCES,
+    HistoryEntry,
+    RecentClaims,
+    TaskState,
+    load_claim,
+    load_span,
+    parse_history_name,
+)
+from ..model.settings import MAX_RATE, Settings, load_settings
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
 from ..read import bulk_read, queue_existence, server_clock
@@ -95,7 +103,7 @@ def _look(context: Context, *, repair: bool) -> Procedure[tuple[int, list[_Fix]]
     nodes, fixes = yield from _check_layout(context, repair=repair)
     listed: dict[str, list[str]] = {}
     for path in nodes:
-        listed_id = _listed_task(_below(context, path))
+        listed_id = _listed_task(_below(context, path), nodes[path].data)
         if listed_id is not None:
             listed.setdefault(listed_id, []).append(path)
     (names,) = yield from bulk_read.list_children([context.paths.at("tasks")])
@@ -356,13 +364,17 @@ class _Layout:
                 return _if_good(path, node.data, _ConsumerRecord, dump({"name": name, "accepts": []}))
             case ["consumers", _, "current"] | ["batches", _, "open" | "failed"]:
                 return b""
+            case ["slots", _]:
+                return b""
+            case ["rates", _]:  # what is lost counts as much as there may be
+                return _if_good(path, node.data, RecentClaims, dump(RecentClaims(latest=MAX_RATE)))
             case ["live", _]:
                 return b"" if node.stat.owner else None
             case ["batches", _, "failed", name] if znode_names.is_name(name):
                 return b""
             case ["batches", name] | ["batches", name, "then"] if znode_names.is_name(name):
                 return node.data  # judged with the batch
-        return node.data if _listed_task(parts) is not None else None
+        return node.data if _listed_task(parts, node.data) is not None else None
 
     def _run(self, path: str, entry: str, data: bytes) -> bytes | None:
         """A run that is kept for the archive, once, under a name that tells which it is."""
@@ -460,8 +472,8 @@ def _if_good(path: str, data: bytes, kind: type[Any], default: bytes) -> bytes:
     return default if _raises(lambda: load(path, data, kind, "a record")) else data
 
 
-def _listed_task(parts: Sequence[str]) -> str | None:
-    """The task that a znode outside of its own tree stands for, by the names that lead there."""
+def _listed_task(parts: Sequence[str], data: bytes) -> str | None:
+    """The task that a znode outside of its own tree stands for, by the names that lead there, or what it holds."""
     match parts:
         case ["queue", _, _, entry]:
             return znode_names.entry_task(entry)
@@ -471,6 +483,8 @@ def _listed_task(parts: Sequence[str]) -> str | None:
             return znode_names.entry_task(entry)
         case ["leases" | "locks", lease]:
             return znode_names.lease_task(lease)
+        case ["slots", _, number] if number.isascii() and number.isdigit():
+            return data.decode() if data.isascii() and znode_names.is_name(data.decode()) else None
         case ["dlq", name] | ["consumers", _, "current", name] | ["batches", _, "open", name] if znode_names.is_name(
             name
         ):
@@ -521,6 +535,7 @@ def _places_of(context: Context, task_id: str, state: TaskState) -> list[str]:
     """All that stands for a task outside of its own tree, as its record has it."""
     claimed, members = state.state is State.CLAIMED, bool(state.batch) and state.state not in ENDED
     places = transitions.notes_of(context, task_id, state) if claimed else [transitions.place_of(context, state)]
+    places += [context.paths.at("slots", state.slot)] if claimed and state.slot is not None else []
     return [*places, *([context.paths.batch(state.batch or "", "open", task_id)] if members else [])]
 
 
@@ -567,7 +582,11 @@ class _TaskCheck:
         self, context: Context, task_id: str, nodes: Mapping[str, zk.Node], listed: Sequence[str], now: int
     ) -> None:
         self._context, self._id, self._nodes, self._now = context, task_id, nodes, now
-        self._listed = [path for path in listed if path in nodes]
+        self._listed = [
+            path
+            for path in listed
+            if path in nodes and _listed_task(_below(context, path), nodes[path].data) == task_id
+        ]
         self._base, self._path = context.paths.task(task_id), context.paths.task(task_id, "state")
         self._own = [each for each in nodes if each == self._base or each.startswith(f"{self._base}/")]
         self._contents: dict[str, bytes] = {}
@@ -616,7 +635,7 @@ class _TaskCheck:
 
     def buckets(self) -> list[str]:
         """The buckets in which it writes."""
-        tops = {"scheduled", "requeued", "finished", "cancelled"}
+        tops = {"scheduled", "requeued", "finished", "cancelled", "slots"}
         made = [op.path for op in self._ops if isinstance(op, zk.Create)]
         return [path.rpartition("/")[0] for path in made if _below(self._context, path)[0] in tops]
 
@@ -682,7 +701,8 @@ class _TaskCheck:
             if after.state not in {State.FINISHED, State.CANCELLED}:
                 after = structs.replace(
                     after, state=State.DEAD, index=f"dlq/{self._id}", due=None, error="its payload was lost",
-                    ended=self._now, consumer=None, claimed=None, started=None, lease=None, bound=False, requeue=False,
+                    ended=self._now, consumer=None, claimed=None, started=None, lease=None, bound=False, slot=None,
+                    requeue=False,
                 )  # fmt: skip
         after = self._parts(after)
         if after.state is State.CLAIMED:
@@ -714,7 +734,15 @@ class _TaskCheck:
         """A task that nobody holds: it is delivered again, and a run in escrow follows that, as after a rescue."""
         state = state.with_attempt("rescued", self._now, why)
         back = structs.replace(
-            state, state=State.INSERTED, error=why, consumer=None, claimed=None, started=None, lease=None, bound=False
+            state,
+            state=State.INSERTED,
+            error=why,
+            consumer=None,
+            claimed=None,
+            started=None,
+            lease=None,
+            bound=False,
+            slot=None,
         )
         return self._due_now(back)
 
@@ -836,6 +864,8 @@ class _TaskCheck:
             return None
         if top == "consumers":
             return None if node is not None and znode_names.is_prefetched(path, node.data) else b""
+        if top == "slots":
+            return self._id.encode()
         if top == "queue":
             return b"" if state.rank is None else str(state.rank).encode()
         return None if top != "batches" and node is not None and _RANK.fullmatch(node.data) else b""

@@ -1,10 +1,11 @@
-"""What a handler may return besides a result: Carmine's success, error and retry, and snooze."""
+"""What a handler may return besides a result: Carmine's success, error, retry, and snooze; what follows a failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from .states import State
 from .values import Duration
 
 
@@ -39,3 +40,14 @@ class Snooze:
 
 
 Handled: TypeAlias = Success | Error | Retry | Snooze
+
+
+class Follows(NamedTuple):
+    """What follows a failed delivery.
+
+    The task's state; if known, how many attempts it has at the most, and after how many seconds it is tried again.
+    """
+
+    state: State
+    attempts: int | None = None
+    pause: float | None = None

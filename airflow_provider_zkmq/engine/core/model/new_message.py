@@ -139,6 +139,18 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     return data
 
 
+#: The names under which metadata carry the trace of the enqueue, as W3C spells it.
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
+
+
+def without_trace(metadata: bytes) -> bytes:
+    """Stored metadata without what they carry of a trace: each call of the same enqueue has another."""
+    if TRACE_CONTEXT[0].encode() not in metadata:
+        return metadata
+    kept = {name: value for name, value in json.loads(metadata).items() if name not in TRACE_CONTEXT}
+    return encode_metadata(kept)
+
+
 def encode_data(what: str, data: object) -> bytes:
     """Payload bytes of bytes-like data or text. Raises `ConfigError`."""
     if isinstance(data, bytes | bytearray | memoryview):

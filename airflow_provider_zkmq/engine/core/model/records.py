@@ -18,6 +18,8 @@ from .znode_names import bucket_of, entry_name, entry_task
 
 #: ``<lane>/<segment>/<entry>``; what began delayed has no segment yet.
 Place: TypeAlias = Annotated[str, Meta(pattern=rf"\A{values.PATH_PART}/(?:{values.PATH_PART})?/{values.PATH_PART}\Z")]
+#: ``<key>/<number>``; see `znode_names.limit_key`.
+Slot: TypeAlias = Annotated[str, Meta(pattern=rf"\A{values.PATH_PART}/[0-9]{{1,6}}\Z")]
 #: Where a task is listed that is not in a lane.
 Index: TypeAlias = Annotated[
     str, Meta(pattern=rf"\A(?:(?:scheduled|requeued|finished|cancelled)/{values.PATH_PART}|dlq)/{values.PATH_PART}\Z")
@@ -64,7 +66,7 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
     of strict order. ``batch``: the batch it counts for. ``ended_zxid``: the transaction in which its run ended, where
     the record was written once more since then. ``started``: when the handler of a finished run began; ``ended`` is
     when it ended, then, and else when that was written. ``metadata``: the znode of that name stands; that of the
-    filters does where there are any.
+    filters does where there are any. ``slot``: what a claim holds of a limit of concurrency, relative to ``slots``.
     """
 
     state: State
@@ -94,6 +96,7 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
     started: values.Milliseconds | None = None
     was_due: values.Milliseconds | None = None
     metadata: bool = False
+    slot: Slot | None = None
 
     @property
     def entry(self) -> str:
@@ -161,6 +164,23 @@ class _Lease(TypedDict):
 def load_span(path: str, data: bytes) -> float:
     """For how many seconds a lease or a lock holds. Raises `CorruptRecord`."""
     return values.load(path, data, _Lease, "a lease of ours")["seconds"]
+
+
+class RecentClaims(Struct, frozen=True, omit_defaults=True):
+    """What ``rates/<key>`` holds: how many claims there were of late, by the server's clock.
+
+    ``past``: times in milliseconds, the oldest first, each with how many. ``latest``: how many were made in the
+    transaction that wrote this; its time is that of the znode's change, and ``ahead`` milliseconds later the last of
+    them begins.
+    """
+
+    past: tuple[tuple[values.Milliseconds, values.Count], ...] = ()
+    latest: values.Count = 0
+    ahead: values.Count = 0
+
+    def until(self, changed: int) -> tuple[tuple[int, int], ...]:
+        """All of them with their times; `changed`: when this was written, by the server's clock."""
+        return (*self.past, (changed + self.ahead, self.latest)) if self.latest else self.past
 
 
 def claimed_before(claimed: int | None, later: int | None) -> int | None:

@@ -1,16 +1,18 @@
-"""What a queue decides: its configuration, and when a failed task runs again."""
+"""What a queue decides: its configuration, when a failed task runs again, and how many are handled at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
 
 from ...errors import ConfigError
+from . import values
 from .filters import Declared, FilterTypes, declared_types
 from .values import Duration, Span, corrupt_unless_read, dump, load, seconds
+from .znode_names import WHOLE_QUEUE, limit_key
 
 # --- When a failed task runs again, and when it is dead.
 
@@ -110,6 +112,73 @@ def ConsumeOnce() -> RetryPolicy:  # noqa: N802  the name is ZkQueue's and publi
     return ConsumeTimes(1)
 
 
+# --- How many tasks are handled at once, and how many in a period.
+
+MAX_CONCURRENCY: Final = 100_000
+MAX_RATE: Final = 1_000_000
+#: In seconds: from a hundredth to about a month.
+SHORTEST_PERIOD: Final = 0.01
+LONGEST_PERIOD: Final = 2_700_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many tasks may be claimed at once, and how many in a period, over all consumers of a queue.
+
+    ``concurrency``: so many claims at once at the most, from their claim until they are settled or given back.
+    ``rate``: so many claims at the most in any span of ``per`` (a duration, or its text such as ``"1m"``; kept in
+    seconds, one by default). ``by``: the name of a declared filter; each of its values has the limit to itself, and a
+    task without it has none. Without ``by`` all tasks share the limit. ``Limit()`` is no limit.
+    """
+
+    concurrency: int | None = None
+    rate: int | None = None
+    per: float = 1.0
+    by: str | None = None
+
+    if TYPE_CHECKING:  # what it takes, which is more than what is kept
+
+        def __init__(
+            self,
+            concurrency: int | None = None,
+            rate: int | None = None,
+            per: Duration | str = 1.0,
+            by: str | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        for name, most in (("concurrency", MAX_CONCURRENCY), ("rate", MAX_RATE)):
+            if getattr(self, name) is not None:
+                values.whole_number(f"Limit's {name}", getattr(self, name), 1, most)
+        per = values.parse_duration(self.per, "Limit's per")
+        if not SHORTEST_PERIOD <= per <= LONGEST_PERIOD:
+            raise ConfigError(f"Limit's per {self.per!r} is not allowed: from {SHORTEST_PERIOD} s to 31 days")
+        object.__setattr__(self, "per", per)
+        if self.by is not None and not isinstance(self.by, str):
+            raise ConfigError(f"Limit's by {self.by!r} is not allowed: the name of a filter, or None")
+
+    def __bool__(self) -> bool:
+        """Whether it limits anything."""
+        return self.concurrency is not None or self.rate is not None
+
+    def key(self, filters: Mapping[str, str]) -> str | None:
+        """Under which name a task with these filters is limited; None: it is not."""
+        if not self:
+            return None
+        if self.by is None:
+            return WHOLE_QUEUE
+        return None if self.by not in filters else limit_key(self.by, filters[self.by])
+
+
+def checked_limit(limit: object, filters: Container[str]) -> Limit:
+    """A limit that a caller gave for a queue with these filters. Raises `ConfigError`."""
+    if not isinstance(limit, Limit):
+        raise ConfigError(f"limit must be a Limit, not {type(limit).__name__}; Limit() is none")
+    if limit.by is not None and limit.by not in filters:
+        raise ConfigError(f"Limit's by {limit.by!r} is no declared filter of the queue: declare it, by filters=")
+    return limit
+
+
 # --- A queue's configuration.
 
 ORDERS: Final = ("default", "fifo")
@@ -123,6 +192,7 @@ class Settings(Struct, frozen=True, omit_defaults=True):
     lock: Span = 0.0
     order: Literal["default", "fifo"] = "default"
     paused: bool = False
+    limit: Limit = Limit()
 
     def encode(self) -> bytes:
         """The stored bytes; what has its default is left out."""
@@ -150,6 +220,7 @@ class Conf:
     """Where an archive is configured: the zxid up to which ended runs are archived."""
     lock: float | None = None
     order: str = "default"
+    limit: Limit = Limit()
     follow: bool = False
     """Streams follow what ends: runs that leave are kept for them."""
 

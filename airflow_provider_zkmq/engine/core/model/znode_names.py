@@ -11,6 +11,8 @@ as long as its ``conf`` is::
     consumers/<consumer>/current/<task> what each consumer is working on; written when one of these is cancelled
     live/<consumer>                     ephemeral: the consumer's session lives
     leases/<lease>                      claims that outlive their process
+    slots/<key>/<number>                what a claim holds of a limit of concurrency: the id of its task
+    rates/<key>                         how many tasks were claimed of late, where the queue has a limit by time
     locks/<lease>                       deadlines of claims that end with their session, or before it
     requeued/<bucket>/<entry>           finished tasks with a run in escrow, by the end of their dedupe window
     finished/<bucket>/<entry>           for garbage collection; cancelled/ likewise
@@ -147,7 +149,20 @@ class Paths:
     def skeleton(self) -> tuple[str, ...]:
         """The queue's permanent znodes without configuration, parents first."""
         indexes = ("scheduled", "requeued", "finished", "cancelled", "dlq", "batches", "batches-done")
-        names = ("conf", "queue", "tasks", "consumers", "live", "leases", "locks", *indexes, "clock", "gc")
+        names = (
+            "conf",
+            "queue",
+            "tasks",
+            "consumers",
+            "live",
+            "leases",
+            "locks",
+            "slots",
+            "rates",
+            *indexes,
+            "clock",
+            "gc",
+        )
         return (self.base, *(self.at(name) for name in names))
 
     def resembles(self, names: Iterable[str]) -> bool:
@@ -232,6 +247,8 @@ MAX_LANES: Final = 256
 MAX_NAME: Final = 200
 SEGMENT_ENTRIES: Final = 512
 _MIXED: Final = "*"
+#: The key of a limit that all tasks of a queue share.
+WHOLE_QUEUE: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +325,14 @@ def check_priority(priority: object) -> int:
         return priority
     msg = f"priority {priority!r} is not allowed: a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, higher first"
     raise ConfigError(msg)
+
+
+def limit_key(name: str, value: str) -> str:
+    """Under which name one value of a filter is limited; that of a queue as a whole is `WHOLE_QUEUE`."""
+    spelled = quote(value, safe="")
+    return (
+        f"{name}={spelled}" if len(spelled) <= MAX_NAME else f"{name}#{hashlib.sha256(value.encode()).hexdigest()[:24]}"
+    )
 
 
 def segments_of(names: Iterable[str]) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final, TypedDict
 
 from ...errors import CorruptRecord
 from ..client_state import CachedRead, Context
 from ..model.filters import FilterType
-from ..model.settings import Conf, RetryPolicy, Settings, load_settings
+from ..model.settings import Conf, Limit, RetryPolicy, Settings, load_settings
 from ..model.values import SHORTEST_INTERVAL, Zxid, load, seconds, spell_seconds
 from ..model.znode_names import Paths
 from ..zk_operations import Exists, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
@@ -167,6 +167,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         paused=settings.paused,
         lock=settings.lock or None,
         order=settings.order,
+        limit=settings.limit,
         archive=None if archived is None else archived.get("watermark", 0),
         follow=nodes["followed"] is not None,
     )
@@ -236,7 +237,8 @@ class QueueConf:
     as in a queue file). ``lock``: how long a claim holds without being extended; None: as long as its session.
     ``order``: ``"default"`` or ``"fifo"``. ``paused``: nothing is handed out. ``archive``: the queue is archived, and
     clean-up keeps what its archive does not hold; ``archived``: up to which zxid that is, None without an archive.
-    ``follow``: streams follow what ends, and runs that leave before they were taken are kept for them.
+    ``follow``: streams follow what ends, and runs that leave before they were taken are kept for them. ``limit``: how
+    many tasks are claimed at once, or in a period.
     """
 
     filters: Mapping[str, FilterType]
@@ -249,6 +251,7 @@ class QueueConf:
     archived: int | None
     archive: bool = False
     follow: bool = False
+    limit: Limit = field(default_factory=Limit)
 
 
 def conf(context: Context) -> Procedure[QueueConf]:
@@ -268,4 +271,5 @@ def conf(context: Context) -> Procedure[QueueConf]:
         archived=known.archive,
         archive=known.archive is not None,
         follow=known.follow,
+        limit=known.limit,
     )

@@ -14,8 +14,8 @@ from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context
 from ..model.filters import EVERYTHING, FilterTypes, Selector, as_selector, parse_selector
-from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
-from ..model.settings import Conf
+from ..model.records import Attempt, HistoryEntry, RecentClaims, TaskState, claimed_before, load_claim
+from ..model.settings import Conf, Limit
 from ..model.states import ENDED, STATE_OF, State, Status, derive_status
 from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
 from ..model.znode_names import (
@@ -627,11 +627,40 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     conf = yield from read_conf(context)
     task: Task = yield from read_task(context, task_id)
     now = yield from server_time(context)
-    matches = (yield from _matches(context, conf, task)) if task.state is State.INSERTED else ()
-    return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches)), matches)
+    matches: tuple[ConsumerMatch, ...] = ()
+    limited: str | None = None
+    if task.state is State.INSERTED:
+        matches = yield from _matches(context, conf, task)
+        limited = yield from _limited(context, conf.limit, task, now)
+    return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches, limited)), matches)
 
 
-def _reasons(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...]) -> Iterator[str]:
+def _limited(context: Context, limit: Limit, task: Task, now: int) -> Procedure[str | None]:
+    """Why the queue's limit has no room for a task; None: it has."""
+    key = limit.key(task.filters)
+    if key is None:
+        return None
+    whose = "the queue" if limit.by is None else f"{limit.by} {task.filters[limit.by]!r}"
+    (slots,) = yield from bulk_read.list_children([context.paths.at("slots", key)])
+    if limit.concurrency is not None and len(slots) >= limit.concurrency:
+        return f"{whose} has {len(slots)} tasks in hand, and the limit is {limit.concurrency} at once"
+    path = context.paths.at("rates", key)
+    node: Node | None = yield zk.Get(path)
+    if limit.rate is None or node is None:
+        return None
+    since = now - limit.per * 1000
+    read = lambda: load(path, node.data, RecentClaims, "what counts claims")  # noqa: E731
+    record: RecentClaims | None = bulk_read.unless_corrupt(context, path, read, "nothing is claimed for one period")
+    recent = [each for each in (record or RecentClaims()).until(node.stat.mtime) if each[0] >= since]
+    if sum(count for _, count in recent) < limit.rate:
+        return None
+    period, wait = f"{limit.per:g} s", _span(int(recent[0][0] - since))
+    return f"{whose} had {limit.rate} claims in {period}, which is the limit; the next one may be made in {wait}"
+
+
+def _reasons(
+    conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...], limited: str | None
+) -> Iterator[str]:
     match task.state:
         case State.CLAIMED:
             yield f"it is with consumer {task.consumer}, attempt {task.attempt}"
@@ -646,20 +675,24 @@ def _reasons(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...
         case State.CANCELLED:
             yield "it was cancelled; redrive puts it back"
         case State.INSERTED:
-            yield from _waiting(conf, task, now, matches)
+            yield from _waiting(conf, task, now, matches, limited)
 
 
-def _waiting(conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...]) -> Iterator[str]:
+def _waiting(
+    conf: Conf, task: Task, now: int, matches: tuple[ConsumerMatch, ...], limited: str | None
+) -> Iterator[str]:
     if conf.paused:
         yield "the queue is paused; resume hands out tasks again"
     if task.status is Status.QUEUED_WITH_BACKOFF:
         why = f"backoff after: {task.error}" if task.error else "its delay"
         yield f"it is not to be handled for another {_span((task.due_ms or now) - now)} ({why})"
+    if limited is not None:
+        yield limited
     if not matches:
         yield "no live consumer is registered"
     elif all(matched.refuses for matched in matches):
         yield "no live consumer accepts it"
-    elif not conf.paused and task.status is Status.QUEUED:
+    elif not (conf.paused or limited) and task.status is Status.QUEUED:
         yield "it waits for its turn"
 
 

@@ -13,10 +13,10 @@ from .. import zk_operations as zk
 from ..client_state import Context
 from ..model.filters import FilterType, check_types, declare_types
 from ..model.records import clip
-from ..model.settings import ORDERS, RetryPolicy, Settings, checked_policy, load_settings
+from ..model.settings import ORDERS, Limit, RetryPolicy, Settings, checked_limit, checked_policy, load_settings
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..read import bulk_read, queue_existence
-from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
 from ..transaction_retries import Holds, Tries, failed_at, refused, transact
 from ..zk_operations import Procedure
 
@@ -34,6 +34,7 @@ def configure(
     order: str | None = None,
     archive: bool | None = None,
     follow: bool | None = None,
+    limit: Limit | None = None,
 ) -> Procedure[None]:
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
@@ -44,7 +45,8 @@ def configure(
     ``"default"``: nearly so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so
     that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not any more, and
     clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave before their time
-    (redriven, dropped, run anew) are kept for them for as long as ended tasks are.
+    (redriven, dropped, run anew) are kept for them for as long as ended tasks are. ``limit``: how many tasks may be
+    claimed at once, or in a period, see `Limit`; ``Limit()`` lifts it. It holds for claims from now on.
     Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
     written.
     """
@@ -61,15 +63,13 @@ def configure(
             msg = f"order {order!r} is unknown: use one of {', '.join(ORDERS)}"
             raise errors.ConfigError(msg)
         changes["order"] = order
+    if limit is not None:
+        changes["limit"] = yield from _checked_limit(context, limit, filters)
     if task_gc_lifetime is not None:
         times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
     if task_gc_interval is not None:
         times["task_gc_interval"] = spell_seconds(interval_seconds("task_gc_interval", task_gc_interval))
-    for name, value in {"archive": archive, "follow": follow}.items():
-        if value is not None and not isinstance(value, bool):
-            msg = f"{name} {value!r} is not understood: True or False"
-            raise errors.ConfigError(msg)
-    marks = {"archive": archive, "followed": follow}
+    marks = {"archive": _checked_flag("archive", archive), "followed": _checked_flag("follow", follow)}
     fresh = structs.replace(DEFAULT_SETTINGS, **changes).encode()
     created = yield from queue_existence.create_skeleton(
         context, fresh, DEFAULT_TIMES | times, [name for name, yes in marks.items() if yes]
@@ -79,6 +79,19 @@ def configure(
     requested = {name: yes for name, yes in marks.items() if yes is not None}
     if not created and (changes or times or requested):
         yield from _set(context, "configuring the queue", changes, times, requested)
+
+
+def _checked_flag(name: str, value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise errors.ConfigError(f"{name} {value!r} is not understood: True or False")
+
+
+def _checked_limit(context: Context, limit: object, filters: Mapping[str, FilterType] | None) -> Procedure[Limit]:
+    """A limit for a queue with these filters; None: with those that it has. Raises `ConfigError`."""
+    if filters is None and (yield zk.Exists(context.paths.at(queue_existence.THERE))) is not None:
+        filters = (yield from read_conf(context)).types
+    return checked_limit(limit, filters or {})
 
 
 def _set(

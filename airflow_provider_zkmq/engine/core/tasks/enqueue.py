@@ -24,6 +24,7 @@ from ..model.new_message import (
     keyed,
     skips_existing,
     with_on_conflict,
+    without_trace,
 )
 from ..model.records import TaskState
 from ..model.settings import Conf, RetryPolicy
@@ -314,7 +315,8 @@ def _keep(context: Context, call: Call) -> None:
 
 def _said(new: new_task.NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
-    content = (new.data, new.metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
+    metadata = without_trace(new.metadata)
+    content = (new.data, metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
     return hash((*content, new.update, new.requeue, new.batch, new.only_new))
 
 

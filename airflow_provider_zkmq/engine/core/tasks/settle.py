@@ -12,6 +12,7 @@ from msgspec import structs
 from ... import errors
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context, DeferredCompletion, Sender, Turn
+from ..model.handler_outcomes import Follows
 from ..model.new_message import encode_data
 from ..model.records import TaskState, clip
 from ..model.settings import Conf
@@ -471,8 +472,8 @@ def fail(
 
 def failed(
     context: Context, claimed: Claimed, error: str | BaseException, *, retry: bool, backoff: Duration | None
-) -> Procedure[TaskState]:
-    """`fail`, which returns the record that it leaves."""
+) -> Procedure[Follows]:
+    """`fail`, which returns more of what follows."""
     conf = yield from claim_status.unless_queue_gone(context, claimed, read_conf(context))
     now = yield from server_clock.server_time(context)
     times = claimed.times(context.clock, now)
@@ -491,7 +492,9 @@ def failed(
         to_dead = partial(transitions.to_dead, context, before, Event.FAIL_FINAL, nonce, text, now)
         return _carry_out(claimed, to_dead)
 
-    return (yield from _settle(context, claimed, "fail", attempt))
+    after = yield from _settle(context, claimed, "fail", attempt)
+    pause = max(0, (after.due or 0) - now) / 1000
+    return Follows(after.state, after.retry(conf.policy).attempts, pause)
 
 
 def release(context: Context, claimed: Claimed, delay: Duration | None = None) -> Procedure[None]:

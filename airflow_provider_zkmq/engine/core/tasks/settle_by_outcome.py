@@ -8,13 +8,12 @@ reason: no task stays claimed by a consumer that goes on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from ...errors import ClaimLost, CorruptRecord, TransportError, ZkmqError
 from ..client_state import Claimed, Context
-from ..model.handler_outcomes import Error, Handled, Retry, Snooze, Success
+from ..model.handler_outcomes import Error, Follows, Handled, Retry, Snooze, Success
 from ..model.records import clip
-from ..model.states import State
 from ..model.values import Duration
 from ..zk_operations import Procedure
 from .settle import complete, failed, recover_record, snooze
@@ -22,13 +21,6 @@ from .transaction import TransactionState, commit, rollback
 
 #: How often an outcome gives way to another one before its refusal is raised.
 MOST_REFUSALS: Final = 2
-
-
-class Follows(NamedTuple):
-    """What follows a failed delivery: the task's state; if known, before when it is not tried again, in ms."""
-
-    state: State
-    due: int | None = None
 
 
 @dataclass(slots=True)
@@ -165,8 +157,7 @@ class _OfQueue:
             self.context.run.report(self.context.paths.task(self.claimed.task_id), f"rolling back: {error}")
 
     def fail(self, error: str | BaseException, *, retry: bool, backoff: Duration | None) -> Procedure[Follows]:
-        after = yield from failed(self.context, self.claimed, error, retry=retry, backoff=backoff)
-        return Follows(after.state, after.due)
+        return (yield from failed(self.context, self.claimed, error, retry=retry, backoff=backoff))
 
     def snooze(self, delay: Duration) -> Procedure[None]:
         yield from snooze(self.context, self.claimed, delay)

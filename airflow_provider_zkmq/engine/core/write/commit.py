@@ -460,6 +460,8 @@ class Change:
     """Those of them that are gone, as far as is known: they are created with its entry."""
     upsert: dict[str, bytes] = field(default_factory=dict)
     """Znodes that hold this afterwards, whether they were there before or not: a damaged tree may have lost one."""
+    dispensable: str | None = None
+    """A znode that it deletes if it is there: a damaged tree may have lost it."""
     batch: str | None = None
     """The batch whose last member it may take off."""
     on_commit: Callable[[], Procedure[None]] | None = None
@@ -789,6 +791,10 @@ def _mend(plan: Plan, refusal: Refusal, rebuild: Rebuild | None) -> Procedure[Pl
     outcome, change = refusal.outcome, refusal.change
     gone = outcome.failure is zk.Failure.NO_NODE and refusal.why in {Why.OTHER, Why.PARENT, Why.PLACE}
     if gone and (yield from restored(change.context, refusal.path)):
+        return plan
+    if refusal.path == change.dispensable and outcome.failure is zk.Failure.NO_NODE:
+        change.context.warn_once(refusal.path, f"it is missing; task {change.task_id!r} goes on without")
+        change.drop(refusal.path)
         return plan
     if change.turns(refusal.path):
         why = f"{described(outcome, refusal.multi)}, whatever its task's record tells; it is written all the same"

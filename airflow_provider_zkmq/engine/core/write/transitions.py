@@ -59,7 +59,8 @@ def next_record(
     settled = (*before.settled, nonce)[-KEPT_NONCES:]
     changes: dict[str, Any] = {"ended": now} if after is State.DEAD else {}
     if before.state is State.CLAIMED and after is not State.CLAIMED:
-        changes |= {"lease": None, "bound": False, "ended": now if after in {State.FINISHED, State.DEAD} else None}
+        changes |= {"lease": None, "bound": False, "slot": None}
+        changes["ended"] = now if after in {State.FINISHED, State.DEAD} else None
         if after is not State.FINISHED:
             changes |= {"consumer": None, "claimed": None, "started": None}
     index = None
@@ -143,7 +144,8 @@ def unlist(context: Context, current: Current) -> list[zk.WriteOp]:
     """The deletes that take a task from where it is listed."""
     if current.state.state is State.CLAIMED:
         gone = [] if current.claim_gone else [context.paths.task(current.task_id, "claim")]
-        return [*map(zk.Delete, (*gone, *notes_of(context, current.task_id, current.state)))]
+        slot = [] if current.state.slot is None else [context.paths.at("slots", current.state.slot)]
+        return [*map(zk.Delete, (*gone, *notes_of(context, current.task_id, current.state), *slot))]
     return [zk.Delete(place_of(context, current.state))]
 
 
@@ -191,11 +193,20 @@ _CHANGED: Final = frozenset({zk.Failure.BAD_VERSION, zk.Failure.NO_NODE})
 _GONE: Final = frozenset({zk.Failure.NO_NODE})
 
 
-def claim(context: Context, claimed: Claimed, consumer: str, span: float | None, lease: float | None, now: int) -> Plan:
+def claim(
+    context: Context,
+    claimed: Claimed,
+    consumer: str,
+    span: float | None,
+    lease: float | None,
+    now: int,
+    slot: str | None = None,
+) -> Plan:
     """Taken by a consumer whose session lives; `claimed` is made the claim that the plan writes.
 
-    `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session. Whoever sends
-    the plan says how a lost reply is resolved: it may be one of several that go together.
+    `span`: for how many seconds it holds unless it is extended; with a `lease` it outlives its session. `slot`: what it
+    takes of the queue's limit. Whoever sends the plan says how a lost reply is resolved: it may be one of several that
+    go together.
     """
     paths, task_id, nonce, before = context.paths, claimed.task_id, context.marks.nonce(), claimed.state
     place, deadline = paths.entry(before.place), f"{task_id}{SEPARATOR}{nonce}" if span else None
@@ -209,6 +220,7 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
         lease=deadline,
         bound=lease is None and deadline is not None,
         error=None,
+        slot=slot,
     )
     claimed.claim = {"consumer": consumer, "nonce": nonce, "lease": span}
     note = claim_note(claimed.claim, prefetched=claimed.prefetched and lease is not None)
@@ -224,7 +236,12 @@ def claim(context: Context, claimed: Claimed, consumer: str, span: float | None,
         ops.append(
             zk.Create(claim_status.lease_path(context, claimed.state), dump({"seconds": span, "consumer": consumer}))
         )
-    return Plan([Change(context, task_id, ops, after=claimed.state)])
+    change = Change(context, task_id, ops, after=claimed.state)
+    if slot is not None:
+        path = context.paths.at("slots", slot)
+        ops.append(zk.Create(path, task_id.encode()))
+        change.make_parent[path] = partial(make_bucket, context, path.rpartition("/")[0])
+    return Plan([change])
 
 
 def finish(
@@ -380,6 +397,8 @@ def _change(context: Context, current: Current, after: TaskState | None, ops: li
             change.upsert[result] = op.data
     if after is not None:
         change.proof = Recorded(record, current.task_id, after.nonce)
+    if current.state.slot is not None:
+        change.dispensable = context.paths.at("slots", current.state.slot)
     change.preconditions[record] = _CHANGED
     change.preconditions[context.paths.task(current.task_id, "claim")] = _GONE
     return change
