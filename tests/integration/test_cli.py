@@ -7,6 +7,8 @@ import os
 import pty
 import re
 import shlex
+import signal
+import socket
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from airflow_provider_zkmq.embedded import server
 from airflow_provider_zkmq.engine import Queue, State
 from tests.integration.command import LIMIT_S, Cli, cli, queue
 from tests.integration.conftest import taken
+from tests.support import eventually
 
 __all__ = ["cli", "queue"]
 
@@ -462,3 +465,85 @@ def test_dead_letters_are_counted_by_their_errors_and_redriven_by_them(cli: Cli,
     cli.ask("dead redrive q --error 'waited 5'", redriven=["t0"])
     cli.ask("dead redrive q --error waited t1", 2, error="UsageError")
     assert sorted(cli.ask("dead redrive q --all")["redriven"]) == ["t1", "t2", "t3"]
+
+
+def test_tasks_are_chosen_alike_by_each_verb(cli: Cli, queue: Queue) -> None:
+    """By what they are or by their ids, never by both; who changes something must say which tasks."""
+    cli.ask("configure q --filter size=integer")
+    for number in range(4):
+        queue.enqueue("x", {"size": number}, task_id=f"t{number}")
+    for number in range(3):
+        cli.ask(
+            f"fail q {cli.ask(f'claim q --selector size=={number}')['id']} --force --no-retry --error 'E: {number} s'"
+        )
+    by = "--error 'E: <number>' --selector 'size<=1'"
+    assert [task["id"] for task in cli.ask(f"list q {by}")["tasks"]] == ["t0", "t1"]
+    assert [task["id"] for task in cli.ask("list q t3 t0")["tasks"]] == ["t3", "t0"]
+    assert cli.ask(f"dead list q {by}")["groups"][0]["ids"] == ["t0", "t1"]
+    shown = cli.run("show", "q", *shlex.split(by), "--json").stdout.splitlines()
+    assert [json.loads(line)["id"] for line in shown] == ["t0", "t1"]
+    cli.ask(f"dead drop q {by}", 2, error="UsageError", says="--yes")
+    assert cli.ask(f"dead redrive q {by} --limit 1")["redriven"] == ["t0"]
+    assert cli.ask(f"dead drop q {by} --yes")["dropped"] == ["t1"]
+    assert cli.ask("task cancel q --selector 'size>=2'")["cancelled"] == ["t3"]
+    assert cli.ask("redrive q --state cancelled --limit 9")["redriven"] == ["t3"]
+    assert {task.id: str(task.state) for task in queue.tasks()} == {"t0": "inserted", "t2": "dead", "t3": "inserted"}
+    for verb in ("redrive", "dead drop", "cancel", "show"):
+        cli.ask(f"{verb} q", 2, says="needs to know which tasks")
+    cli.ask("list q t0 --state dead", 2, says="goes without task ids")
+
+
+def test_a_claim_whose_lease_has_ended_says_so_wherever_it_is_listed(cli: Cli, queue: Queue) -> None:
+    """In the list, the story of the task, the status and the consumers; a release by force gives it back."""
+    task_id = queue.enqueue("x")
+    cli.ask("claim q --lease 1h")
+    for line in (f"show q {task_id}", "list q"):
+        assert re.search("ends 2.* UTC, in 59 min", cli.told(line)), line
+    cli.ask(f"release q {task_id} --force")
+    cli.ask("claim q --lease 10ms")
+    eventually(lambda: queue.counts()["claimed"] == 0)
+    assert re.search("ended 2.* UTC, (now|. s ago)", cli.told("list q"))
+    assert re.search("lapsed +yes", cli.told(f"show q {task_id}"))
+    assert "lease ended" in cli.told("consumers q")
+    assert f"zkmq task release q {task_id} --force" in cli.told("status q")
+    cli.ask(f"task release q {task_id} --force", state="inserted")
+    assert cli.ask("status q")["claims"] == []
+
+
+def test_watch_answers_again_and_again_until_ctrl_c(cli: Cli, queue: Queue) -> None:
+    """In a pipe one answer a line, each as it is then."""
+    with cli.background("status", "q", "--watch", "--interval", "50ms", "--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["counts"]["inserted"] == 0
+        queue.enqueue("x")
+        while json.loads(process.stdout.readline())["counts"]["inserted"] == 0:
+            pass
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, errors) == (130, b"")
+
+
+def test_who_waits_for_a_silent_server_is_told_at_once_and_until_when(root: str) -> None:
+    """What is in the way stands in the first line; the last says that it was in vain."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]}"
+        ended = Cli(hosts, root).run("status", "--timeout", "1200ms")
+    first, last = ended.stderr.splitlines()
+    trouble = f"{hosts} took the connection and did not answer"
+    assert re.match(rf"zkmq: no answer yet: {trouble}.*; trying until \d\d:\d\d:\d\d \(1.2 s\)$", first)
+    assert (ended.returncode, trouble in last) == (6, True)
+
+
+def test_what_takes_longer_than_a_second_is_shown_on_a_terminal_alone(cli: Cli, queue: Queue) -> None:
+    """On its standard error, and taken away at the end; the answer in the pipe is as ever."""
+    task_id = queue.enqueue("x")
+    ours, theirs = pty.openpty()
+    with cli.background("wait", "q", task_id, stderr=theirs) as process:
+        os.close(theirs)
+        told = b""
+        while b"waiting for 1 task(s)" not in told:
+            told += os.read(ours, 10_000)
+        taken(queue).complete()
+        answer, _ = process.communicate(timeout=LIMIT_S)
+    os.close(ours)
+    assert (process.returncode, answer.split()[4:6]) == (0, [task_id.encode(), b"finished"])

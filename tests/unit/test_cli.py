@@ -497,3 +497,22 @@ def test_an_error_shows_no_control_characters(tmp_path: Path, capsys: pytest.Cap
     assert main.main(["list", "q", "--\x1b[31m"]) == 2
     told = capsys.readouterr().err
     assert ("\x1b" in told, told.count("\n")) == (False, 3)
+
+
+def test_a_mistake_of_ours_is_a_sentence_and_its_traceback_is_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With -v, before or after the verb; the code is one that nothing else has."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise KeyError("x")
+
+    monkeypatch.setattr(connection.Cli, "client", fail)
+    sentence = "zkmq: this is a mistake of zkmq itself (KeyError: 'x'); -v shows where\n"
+    assert (main.main(["queues"]), capsys.readouterr().err) == (8, sentence)
+    for words in (["-v", "queues"], ["queue", "list", "--verbose"]):
+        assert main.main(words) == 8
+        told = capsys.readouterr().err
+        assert (told.startswith("Traceback"), told.endswith(sentence)) == (True, True)
+    assert main.main(["enqueue", "q", "--", "-v"]) == 8
+    assert capsys.readouterr().err == sentence
