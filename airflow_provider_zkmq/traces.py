@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from .engine import ConfigError, Error, Message, Retry, Task
+from . import engine
 
 if TYPE_CHECKING:
     from opentelemetry import context, trace
@@ -58,7 +58,7 @@ def environment(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def enqueuing(queue: str, messages: Sequence[Message]) -> Iterator[list[Message]]:
+def enqueuing(queue: str, messages: Sequence[engine.Message]) -> Iterator[list[engine.Message]]:
     """A span around an enqueue; gives the messages as they are to be enqueued: each carries the span."""
     if "opentelemetry.trace" not in sys.modules:
         yield list(messages)
@@ -77,7 +77,7 @@ def handler(function: Callable[..., Any], queue: str) -> Callable[..., Any]:
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    def traced(task: Task, *more: object) -> Any:
+    def traced(task: engine.Task, *more: object) -> Any:
         parent: context.Context | None = None
         links: list[trace.Link] = []
         if sent := carried(task.metadata):
@@ -89,7 +89,7 @@ def handler(function: Callable[..., Any], queue: str) -> Callable[..., Any]:
             f"process {queue}", parent, trace.SpanKind.CONSUMER, attributes, links
         ) as span:
             returned = function(task, *more)
-            if isinstance(returned, Error | Retry):
+            if isinstance(returned, engine.Error | engine.Retry):
                 span.set_status(trace.StatusCode.ERROR, str(returned.error))
             return returned
 
@@ -117,7 +117,7 @@ def export(service: str) -> Callable[[], object]:
     if wanted == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return lambda: None
     if wanted not in {"otlp", "console"}:
-        raise ConfigError(f"OTEL_TRACES_EXPORTER={wanted!r} is not understood: otlp, console or none")
+        raise engine.ConfigError(f"OTEL_TRACES_EXPORTER={wanted!r} is not understood: otlp, console or none")
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider, export

@@ -78,6 +78,7 @@ def worker(
         "limit": max_tasks,
         "grace": grace,
     }
+    watched = [] if warn_size is None else [engine.monitor(max_size=warn_size)]
     signals = worker_signals.Signals()
     with worker_signals.reload_held():
         with contextlib.ExitStack() as stack:
@@ -96,7 +97,6 @@ def worker(
                 settings["grace"] = grace + TERMINATE_SECONDS + _MARGIN
             source = cli.client(gc=not no_gc, seconds=PATIENT).queue(queue)
             handle = worker_logs.handler(traces.handler(handle, queue), queue)
-            watched = [] if warn_size is None else [engine.monitor(max_size=warn_size)]
             if listen is not None:
                 metrics = _metrics(source)
                 handle, stopping = metrics.handler(handle), metrics.stop

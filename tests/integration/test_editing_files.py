@@ -174,7 +174,7 @@ def test_the_verbs_export_and_import(zkmq: Callable[..., Any], queue: Queue, tmp
     path = letters(queue, tmp_path, b"0", b"1", b"2")
     path.unlink()
     export = ("export", queue.name, path)
-    answer = {"queue": queue.name, "path": str(path), "state": "dead", "tasks": 3}
+    answer = {"queue": queue.name, "path": str(path), "state": "dead", "count": 3}
     assert zkmq(*export, "--selector", "region==eu", "--limit", "5") == (0, answer, "")
     code, answer, err = zkmq(*export)
     assert (code, err) == (2, f"zkmq: {answer['message']}\n")

@@ -140,7 +140,9 @@ class History:
     def go_back(self, kept: dict[str, Any]) -> None:
         """The servers went back to an older state: what came after it is promised no more, nor what is under way."""
         self.seen_over |= self.ended.keys() - kept["ended"].keys()
+        limits = self.limits
         vars(self).update(deepcopy(kept, {id(call): call for call in kept["ended_by"].values()}))
+        self.limits.go_back(limits)
         self.excused.update(fiber.call for fiber in self.world.fibers if fiber.call is not None)
         calls = [fiber.call for fiber in self.world.fibers if fiber.call is not None]
         self.doubted.update(call.about["batch"] for call in calls if call.about.get("batch"))

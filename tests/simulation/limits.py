@@ -39,6 +39,13 @@ class LimitBook:
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self.times: dict[str, list[int]] = {}
+        self.undone: dict[str, list[int]] = {}
+        """Claims that the servers went back behind: whoever made them counts them all the same."""
+
+    def go_back(self, before: LimitBook) -> None:
+        """The servers went back, and with them this book; `before` is how it stood until then."""
+        for key, times in (*before.times.items(), *before.undone.items()):
+            self.undone[key] = [*self.undone.get(key, ()), *times]
 
     def holds(self, claimed: TaskState, records: Iterable[TaskState], ms: int) -> bool:
         """Remember a claim at a server's time; whether the limit holds with it."""
@@ -59,7 +66,8 @@ class LimitBook:
         if self.limit.concurrency is not None and self._held(key, records) >= self.limit.concurrency:
             return False
         since = ms - self.limit.per * 1000 - AHEAD - late
-        return self.limit.rate is None or sum(time > since for time in self.times.get(key, ())) < self.limit.rate
+        times = [*self.times.get(key, ()), *self.undone.get(key, ())]
+        return self.limit.rate is None or sum(time > since for time in times) < self.limit.rate
 
     def _held(self, key: str, records: Iterable[TaskState]) -> int:
         return sum(each.state is State.CLAIMED and self.limit.key(each.filters) == key for each in records)

@@ -724,8 +724,8 @@ class LimitedKey:
     """On the slots; None: they have to be listed."""
     recent: tuple[tuple[int, int], ...] | None = None
     """Until when claims count from, in the server's milliseconds, and how many; None: they have to be read."""
-    written: RecentClaims | None = None
-    """What a transaction on its way writes of them."""
+    written: tuple[RecentClaims, int] | None = None
+    """What a transaction on its way writes of them, and the version that its znode has with it."""
     version: int | None = None
     """That of the znode from which they were read; None: it was not there."""
     era: int = 0

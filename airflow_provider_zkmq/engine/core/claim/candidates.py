@@ -19,7 +19,7 @@ from ..model.znode_names import Lane, entry_task, is_shortened, parse_lane, prio
 from ..read.bulk_read import AT_ONCE, Record, Unread, read_nodes, read_records, unless_corrupt
 from ..read.watch_cache import listing
 from ..zk_operations import Procedure
-from .limits import filters_of
+from .limits import Limits, filters_of
 from .take import RankedEntry, Taker, may_be_tried, take_all
 
 # --- Which lanes and which entries a consumer accepts.
@@ -126,8 +126,8 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
         if len(window) > taker.room:
             context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
         ordered = partial(_first_of, context, window)
-        if taker.limits.limit.by is not None:
-            ordered = partial(_in_turn, context, look, lane_heads)
+        if taker.limits is not None and taker.limits.limit.by is not None:
+            ordered = partial(_in_turn, context, look, taker.limits, lane_heads)
         taker.later[:] = ordered(taker.view) if taker.read_ahead else []
         picks = ordered(taker.room)
         if not picks:  # other threads of this client took what there was room for, while this one listed
@@ -161,10 +161,10 @@ def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> lis
 
 
 def _in_turn(
-    context: Context, look: _DefaultLook, lane_heads: list[list[tuple[str, str]]], most: int
+    context: Context, look: _DefaultLook, limits: Limits, lane_heads: list[list[tuple[str, str]]], most: int
 ) -> list[RankedEntry]:
     """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
-    limits, heads = look.taker.limits, dict[str | None, list[tuple[str, str]]]()
+    heads = dict[str | None, list[tuple[str, str]]]()
     for entry, segment in chain.from_iterable(lane_heads):
         if look.open(context, entry):
             heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append((entry, segment))
@@ -179,10 +179,10 @@ def _lane_heads(
     context: Context, look: _DefaultLook, lanes: list[tuple[str, bool]]
 ) -> Procedure[list[list[tuple[str, str]]]]:
     """The first entries of each lane that has any, less those that the queue's limit has no room for."""
-    lane_heads = []
+    lane_heads, limits = [], look.taker.limits
     for name, judge in lanes:
         lane = context.paths.at("queue", name)
-        if not judge and look.taker.limits.blocks(filters_of(context, f"{lane}/", "")):
+        if not judge and limits is not None and limits.blocks(filters_of(context, f"{lane}/", "")):
             continue
         lane_head = yield from _lane_head(context, look, lane, judge=judge)
         if lane_head:

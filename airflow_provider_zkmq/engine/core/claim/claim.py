@@ -142,7 +142,7 @@ def _look(context: Context, taker: take.Taker, schedule: client_state.Schedule) 
     """
     wanted = taker.wanted
     taker.conf = yield from read_conf(context)
-    taker.limits = Limits(context, taker.conf.limit, schedule)
+    taker.limits = None if taker.conf.limit is None else Limits(context, taker.conf.limit, schedule)
     taker.consumer = yield from register(context, str(wanted.selector) if wanted.task_id is None else None)
     yield from maintain(context, schedule if wanted.task_id is None else None)
     if taker.conf.paused:

@@ -60,7 +60,7 @@ class Limits:
     context: Context
     limit: Limit
     schedule: Schedule
-    _slots: dict[str, tuple[LimitedKey, int]] = field(default_factory=dict)
+    _chosen: dict[str, tuple[LimitedKey, int]] = field(default_factory=dict)
     """The slots that were picked, by task."""
     _counting: list[LimitedKey] = field(default_factory=list)
     """The keys whose claims this call counts; other calls of this client wait for it."""
@@ -141,8 +141,6 @@ class Limits:
 
     def admit(self, candidates: Sequence[Claimed]) -> Procedure[list[Claimed]]:
         """Those of some candidates that there is room for; each has its slot from now on, until `release`."""
-        if not self.limit:
-            return list(candidates)
         keys = {claimed.task_id: self.limit.key(claimed.state.filters) for claimed in candidates}
         wanted = {key: self._known(key) for key in keys.values() if key is not None}
         if self.limit.rate is not None:
@@ -158,22 +156,22 @@ class Limits:
             key = keys[claimed.task_id]
             if key is None or self._free(wanted[key]):
                 if key is not None and self.limit.concurrency is not None:
-                    self._pick(claimed, wanted[key])
+                    self._choose(claimed, wanted[key])
                 admitted.append(claimed)
         return admitted
 
-    def _pick(self, claimed: Claimed, known: LimitedKey) -> None:
+    def _choose(self, claimed: Claimed, known: LimitedKey) -> None:
         """Pick a slot that nobody is known to have, beginning anywhere: consumers keep out of each other's way."""
         numbers = self._numbers(known)
         number = int(self.context.run.random() * numbers)
         while number in known.taken or number in known.trying:
             number = (number + 1) % numbers
         known.trying.add(number)
-        self._slots[claimed.task_id] = known, number
+        self._chosen[claimed.task_id] = known, number
 
     def slot(self, claimed: Claimed) -> str | None:
         """The slot that was picked for a candidate."""
-        picked = self._slots.get(claimed.task_id)
+        picked = self._chosen.get(claimed.task_id)
         return None if picked is None else f"{self.limit.key(claimed.state.filters)}/{picked[1]}"
 
     def count(self, claims: Sequence[Claimed]) -> Procedure[tuple[list[Claimed], list[Change]]]:
@@ -199,7 +197,8 @@ class Limits:
             if known.version is not None:
                 write = zk.SetData(path, dump(record), known.version)
             changes.append(Change(self.context, "", [zk.Check(self.context.paths.at("rates"), known.era), write]))
-            known.recent, known.written = None, record
+            # The version by now: another call may read a later one before this call has its reply.
+            known.recent, known.written = None, (record, 0 if known.version is None else known.version + 1)
         return kept, changes
 
     def _rounded(self, recent: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -214,12 +213,12 @@ class Limits:
         """The claims were made: what counts them is known without reading it."""
         for known in self._counting:
             if known.written is not None and outcome.time is not None:
-                known.version = 0 if known.version is None else known.version + 1
-                known.recent = known.written.until(outcome.time)
+                record, known.version = known.written
+                known.recent = record.until(outcome.time)
 
     def collided(self, claimed: Claimed, path: str) -> bool:
         """Whether a claim was refused at its slot, which another one has: the key's slots are listed anew."""
-        picked = self._slots.get(claimed.task_id)
+        picked = self._chosen.get(claimed.task_id)
         if picked is None or path != self.context.paths.at("slots", self.slot(claimed) or ""):
             return False
         picked[0].watch = None
@@ -228,11 +227,11 @@ class Limits:
     def release(self, taken: Sequence[Claimed]) -> None:
         """The call is over: what was picked is taken, or free again."""
         held = {claimed.task_id for claimed in taken}
-        for task_id, (known, number) in self._slots.items():
+        for task_id, (known, number) in self._chosen.items():
             known.trying.discard(number)
             if task_id in held:
                 known.taken.add(number)
-        self._slots.clear()
+        self._chosen.clear()
         for claimed in taken if self.limit.by is not None else ():
             self.context.limited_keys.served += 1
             self._known(self.limit.key(claimed.state.filters) or "").served = self.context.limited_keys.served
@@ -257,8 +256,8 @@ class Limits:
         unknown = {key: known for key, known in keys.items() if self._room(known) is None}
         if not unknown:
             return
-        slots = self.limit.concurrency is not None
-        listed = {key: self.context.new_watch() for key, known in unknown.items() if slots and known.stale}
+        bounded = self.limit.concurrency is not None
+        listed = {key: self.context.new_watch() for key, known in unknown.items() if bounded and known.stale}
         counted = [key for key, known in unknown.items() if self.limit.rate is not None and known.recent is None]
         at, era = self.context.paths.at, self.context.paths.at("rates")
         ops: list[zk.Children | zk.Get | zk.Exists] = [zk.Children(at("slots", k), w) for k, w in listed.items()]
@@ -292,6 +291,11 @@ class Limits:
         read = lambda: load(path, node.data, RecentClaims, "what counts claims")  # noqa: E731
         record: RecentClaims | None = unless_corrupt(self.context, path, read, "nothing is claimed for one period")
         return (record or RecentClaims(latest=self.limit.rate or 0)).until(node.stat.mtime)
+
+
+def never_blocked(_filters: Mapping[str, str]) -> bool:
+    """What a queue without a limit says of each task."""
+    return False
 
 
 def filters_of(context: Context, segment: str, entry: str) -> Mapping[str, str]:

@@ -114,7 +114,8 @@ class Taker:
     """What comes next, as far as the latest look can tell: it is read with what is tried now."""
     conf: Conf = field(init=False)
     consumer: Registered = field(init=False)
-    limits: Limits = field(init=False)
+    limits: Limits | None = None
+    """None: the queue has none."""
 
     @property
     def room(self) -> int:
@@ -128,7 +129,8 @@ class Taker:
 
     def accepts(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters is wanted, and the queue's limit may have room for it."""
-        return self.wanted.selector.matches(filters, self.conf.types) and not self.limits.blocks(filters)
+        wanted = self.wanted.selector.matches(filters, self.conf.types)
+        return wanted and (self.limits is None or not self.limits.blocks(filters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,40 +155,38 @@ def claim_together(
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
     What the queue's limit has no room for is left out, too. Raises `NoRoom` where none may be claimed now.
     """
+    if taker.limits is None:
+        return _claim_together(context, taker, candidates, None, in_order=in_order)
+    return _claim_limited(context, taker, candidates, taker.limits, in_order=in_order)
+
+
+def _claim_limited(
+    context: Context, taker: Taker, candidates: Sequence[Claimed], limits: Limits, *, in_order: bool
+) -> Procedure[bool]:
+    """Claim what the queue's limit has room for; whether that was all, and all of it is taken."""
     before = len(taker.taken)
     try:
-        admitted = yield from taker.limits.admit(candidates)
-        all_taken = yield from _claim_admitted(context, taker, admitted, in_order=in_order)
+        admitted = yield from limits.admit(candidates)
+        all_taken = yield from _claim_together(context, taker, admitted, limits, in_order=in_order)
         return all_taken and len(admitted) == len(candidates)
     finally:
-        taker.limits.release(taker.taken[before:])
+        limits.release(taker.taken[before:])
 
 
-def _claim_admitted(
-    context: Context, taker: Taker, candidates: Sequence[Claimed], *, in_order: bool
+def _claim_together(
+    context: Context, taker: Taker, candidates: Sequence[Claimed], limits: Limits | None, *, in_order: bool
 ) -> Procedure[bool]:
     """Claim candidates that there is room for; whether all of them are taken."""
-    now, wanted, limits = (yield from server_clock.server_time(context)), taker.wanted, taker.limits
-    parts: list[tuple[Claimed, Plan]] = []
-    for at, claimed in enumerate(candidates):
-        claimed.prefetched = wanted.prefetch == "all" or (wanted.prefetch and (at > 0 or bool(taker.taken)))
-        span = wanted.lease or claimed.state.lock or taker.conf.lock  # for which it holds, unless extended
-        slot = limits.slot(claimed)
-        plan = transitions.claim(context, claimed, taker.consumer.id, span, wanted.lease, now, slot)
-        parts.append((claimed, plan))
+    now, wanted = (yield from server_clock.server_time(context)), taker.wanted
+    parts = [(claimed, _plan_of(context, taker, claimed, now, first=at == 0)) for at, claimed in enumerate(candidates)]
     if len(parts) > 1:
         parts = parts[: len(next(mergeable((plan for _, plan in parts), len(parts))))]
     while parts:
         guards: list[Change] = []
-        if wanted.max_leases is not None:
-            room, guard = yield from _room_under(context, wanted.max_leases)
-            parts = parts[:room]
-            guards.append(guard)
-        counted, counting = yield from limits.count([claimed for claimed, _ in parts])
-        parts = [part for part in parts if part[0] in counted]
-        if not parts:
-            return False
-        guards += counting
+        if wanted.max_leases is not None or limits is not None:
+            parts, guards = yield from _bounded(context, wanted, limits, parts)
+            if not parts:
+                return False
         if taker.caller.left:  # its client may have given all of it back already, and claim again
             raise CallerLeft
         claims, plan = [claimed for claimed, _ in parts], merge(plan for _, plan in parts)
@@ -203,18 +203,42 @@ def _claim_admitted(
             for claimed in claims:
                 context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
             taker.taken.extend(claims)
-            limits.counted(committed.outcome)
+            if limits is not None:
+                limits.counted(committed.outcome)
             return len(parts) == len(candidates)
         context.claims.strike(taker.caller, sending)
-        if (
-            refusal.change in guards and refusal.outcome.failure is not zk.Failure.OTHER
-        ):  # others have claimed since there was room
-            continue
+        if refusal.change in guards and refusal.outcome.failure is not zk.Failure.OTHER:
+            continue  # others have claimed since there was room
         at = next((at for at, each in enumerate(plan.changes) if each is refusal.change), 0)
-        if not limits.collided(claims[at], refusal.path):
+        if limits is None or not limits.collided(claims[at], refusal.path):
             _refused(context, taker.consumer, claims[at], refusal)
         parts = parts[:at] + ([] if in_order else parts[at + 1 :])
     return False
+
+
+def _plan_of(context: Context, taker: Taker, claimed: Claimed, now: int, *, first: bool) -> Plan:
+    """The claim of a candidate, by itself; `first`: of those that go together."""
+    wanted, limits = taker.wanted, taker.limits
+    claimed.prefetched = wanted.prefetch == "all" or (wanted.prefetch and (not first or bool(taker.taken)))
+    span = wanted.lease or claimed.state.lock or taker.conf.lock  # for which it holds, unless extended
+    slot = None if limits is None else limits.slot(claimed)
+    return transitions.claim(context, claimed, taker.consumer.id, span, wanted.lease, now, slot)
+
+
+def _bounded(
+    context: Context, wanted: Wanted, limits: Limits | None, parts: list[tuple[Claimed, Plan]]
+) -> Procedure[tuple[list[tuple[Claimed, Plan]], list[Change]]]:
+    """How many may be claimed now, and what others refuse who claim before. Or `NoRoom`."""
+    guards: list[Change] = []
+    if wanted.max_leases is not None:
+        room, guard = yield from _room_under(context, wanted.max_leases)
+        parts = parts[:room]
+        guards.append(guard)
+    if limits is not None:
+        counted, counting = yield from limits.count([claimed for claimed, _ in parts])
+        parts = [part for part in parts if part[0] in counted]
+        guards += counting
+    return parts, guards
 
 
 def _refused(context: Context, consumer: Registered, claimed: Claimed, refusal: Refusal) -> None:
@@ -381,7 +405,7 @@ def take_all(context: Context, taker: Taker, picks: Sequence[RankedEntry], *, in
                 break
             if not may_be_tried(context, ranked):  # another was faster
                 break
-            if taker.limits.blocks(filters_of(context, ranked.segment, ranked.entry)):
+            if taker.limits is not None and taker.limits.blocks(filters_of(context, ranked.segment, ranked.entry)):
                 break
         else:
             if not candidates:

@@ -17,7 +17,7 @@ from ..read.watch_cache import listing
 from ..zk_operations import Procedure, Wait, WaitPlace
 from . import claim, take
 from .candidates import judged, matching_lanes
-from .limits import Limits, filters_of
+from .limits import Limits, filters_of, never_blocked
 
 # Who only looks is no consumer: it is not on the register, and has no share of what consumers divide among
 # themselves. It looks after the queue as they do, so that delays, ended leases and dead consumers are no reason to
@@ -65,8 +65,9 @@ def _any_ready(context: Context, selector: Selector, schedule: client_state.Sche
     yield from maintain(context, schedule)
     if conf.paused:
         return False
-    limits = Limits(context, conf.limit, schedule)
-    accepts = lambda filters: selector.matches(filters, conf.types) and not limits.blocks(filters)  # noqa: E731
+    limits = None if conf.limit is None else Limits(context, conf.limit, schedule)
+    blocks = never_blocked if limits is None else limits.blocks
+    accepts = lambda filters: selector.matches(filters, conf.types) and not blocks(filters)  # noqa: E731
     names = yield from listing(context, context.paths.at("queue"))
     for name, judge in (yield from matching_lanes(context, accepts, names or ())):
         lane = context.paths.at("queue", name)
@@ -77,7 +78,7 @@ def _any_ready(context: Context, selector: Selector, schedule: client_state.Sche
                 entries = yield from judged(context, accepts, segment, entries)
             picks = [take.RankedEntry(entry, segment) for entry in entries]
             open_picks = [ranked for ranked in picks if ranked.path not in context.ignored_paths]
-            if conf.limit:
+            if limits is not None:
                 filters = {ranked: filters_of(context, segment, ranked.entry) for ranked in open_picks}
                 yield from limits.look_at(filters.values())
                 open_picks = [ranked for ranked in open_picks if not limits.blocks(filters[ranked])]

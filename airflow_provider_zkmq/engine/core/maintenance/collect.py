@@ -65,16 +65,16 @@ def prune_limits(context: Context, conf: Conf, now: int) -> Procedure[None]:
 
     The version of ``rates`` changes with it: a claim that was prepared on what is deleted is refused.
     """
-    top, slots = context.paths.at("rates"), context.paths.at("slots")
-    (counted, limited) = yield from bulk_read.list_children([top, slots])
+    top, held = context.paths.at("rates"), context.paths.at("slots")
+    (counted, limited) = yield from bulk_read.list_children([top, held])
     paths = [f"{top}/{name}" for name in counted]
     stats = yield from bulk_read.read_stats(paths)
-    until = now - RATE_IDLE_MS - int(conf.limit.per * 1000)
+    until = now - RATE_IDLE_MS - (0 if conf.limit is None else int(conf.limit.per * 1000))
     idle = [path for path, stat in zip(paths, stats, strict=True) if stat is not None and stat.mtime < until]
     versions = {path: stat.version for path, stat in zip(paths, stats, strict=True) if stat is not None}
     for chunk in bulk_read.chunked(idle):
         yield zk.Multi((zk.SetData(top, b""), *(zk.Delete(path, versions[path]) for path in chunk)))
-    keys = [f"{slots}/{name}" for name in limited]
+    keys = [f"{held}/{name}" for name in limited]
     stats = yield from bulk_read.read_stats(keys)
     empty = [k for k, stat in zip(keys, stats, strict=True) if stat and not stat.children and stat.ctime < until]
     for chunk in bulk_read.chunked(empty):

@@ -220,7 +220,7 @@ class Conf:
     """Where an archive is configured: the zxid up to which ended runs are archived."""
     lock: float | None = None
     order: str = "default"
-    limit: Limit = Limit()
+    limit: Limit | None = None
     follow: bool = False
     """Streams follow what ends: runs that leave are kept for them."""
 

@@ -167,7 +167,7 @@ def _parse(context: Context, nodes: dict[str, Any]) -> Conf:
         paused=settings.paused,
         lock=settings.lock or None,
         order=settings.order,
-        limit=settings.limit,
+        limit=settings.limit or None,
         archive=None if archived is None else archived.get("watermark", 0),
         follow=nodes["followed"] is not None,
     )
@@ -271,5 +271,5 @@ def conf(context: Context) -> Procedure[QueueConf]:
         archived=known.archive,
         archive=known.archive is not None,
         follow=known.follow,
-        limit=known.limit,
+        limit=known.limit or Limit(),
     )

@@ -635,15 +635,15 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches, limited)), matches)
 
 
-def _limited(context: Context, limit: Limit, task: Task, now: int) -> Procedure[str | None]:
+def _limited(context: Context, limit: Limit | None, task: Task, now: int) -> Procedure[str | None]:
     """Why the queue's limit has no room for a task; None: it has."""
-    key = limit.key(task.filters)
-    if key is None:
+    key = None if limit is None else limit.key(task.filters)
+    if limit is None or key is None:
         return None
     whose = "the queue" if limit.by is None else f"{limit.by} {task.filters[limit.by]!r}"
-    (slots,) = yield from bulk_read.list_children([context.paths.at("slots", key)])
-    if limit.concurrency is not None and len(slots) >= limit.concurrency:
-        return f"{whose} has {len(slots)} tasks in hand, and the limit is {limit.concurrency} at once"
+    (held,) = yield from bulk_read.list_children([context.paths.at("slots", key)])
+    if limit.concurrency is not None and len(held) >= limit.concurrency:
+        return f"{whose} has {len(held)} tasks in hand, and the limit is {limit.concurrency} at once"
     path = context.paths.at("rates", key)
     node: Node | None = yield zk.Get(path)
     if limit.rate is None or node is None:
