@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..inspection import diagnosis, queue_status, records, wording
 from .connection import OPTIONAL_QUEUE, QUEUE, Cli
-from .options import ATTEMPTS, STATES, YES, at_most_one, choice, flag, option, pairs, span
+from .options import ATTEMPTS, STATES, YES, UsageError, at_most_one, choice, flag, option, pairs, span
 from .output import progress
 from .verbs import verb
+
+if TYPE_CHECKING:
+    from ..engine import Limit
 
 DAMAGED = 7
 ORDERS = ("default", "fifo")
@@ -91,6 +94,11 @@ def configure(
     follow: bool | None = flag(
         "--follow/--no-follow", "streams follow what ends: runs that leave before they were taken are kept", None
     ),
+    limit: str | None = option(
+        "so many tasks claimed at once, or in a period, for each value of a filter: "
+        "concurrency=2,rate=10,per=1m,by=customer; none lifts it",
+        "NAME=VALUE,…",
+    ),
     attempts: str | None = ATTEMPTS,
     backoff_factor: float | None = span("pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff"),
     min_backoff: float | None = span("shortest pause before another attempt"),
@@ -116,10 +124,26 @@ def configure(
         present = handle.conf().policy if queue in cli.client().queues() else RetryPolicy()
         policy = replace(present, **changes)
     gc: dict[str, Any] = {"task_gc_lifetime": task_gc_lifetime, "task_gc_interval": task_gc_interval}
-    more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow}
+    more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow, "limit": _limit(limit)}
     handle.configure(filters=types or None, policy=policy, **gc, **more)
     conf = queue_status.conf_record(handle.conf())
     return cli.say({"queue": queue, "conf": conf}, wording.facts({"queue": queue, **queue_status.conf_facts(conf)}))
+
+
+def _limit(text: str | None) -> Limit | None:
+    """The limit that `--limit` names. Raises `UsageError`."""
+    from ..engine import Limit
+
+    if text is None or text == "none":
+        return None if text is None else Limit()
+    given: dict[str, Any] = pairs("--limit", text.split(","))
+    if unknown := given.keys() - {"concurrency", "rate", "per", "by"}:
+        raise UsageError(f"--limit has no {min(unknown)!r}: concurrency=, rate=, per= and by= are known")
+    for name in given.keys() & {"concurrency", "rate"}:
+        if not given[name].isdecimal():
+            raise UsageError(f"--limit {name}={given[name]!r} is no whole number")
+        given[name] = int(given[name])
+    return Limit(**given)
 
 
 @verb("queue list", "queues", example="zkmq queue list")

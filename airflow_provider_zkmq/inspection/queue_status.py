@@ -131,4 +131,7 @@ def conf_facts(conf: dict[str, Any]) -> dict[str, Any]:
     """The record of a configuration for people, who read what None stands for."""
     without = {"task_gc_lifetime": "for ever", "task_gc_interval": "never", "lock": "none", "archived": "none"}
     policy = conf["policy"] | {"attempts": conf["policy"]["attempts"] or "unbounded"}
-    return conf | {name: text for name, text in without.items() if conf[name] is None} | {"policy": policy}
+    limit = ", ".join(f"{name}={value}" for name, value in conf["limit"].items() if value is not None)
+    bound = conf["limit"]["concurrency"] is not None or conf["limit"]["rate"] is not None
+    shown = {name: text for name, text in without.items() if conf[name] is None}
+    return conf | shown | {"policy": policy, "limit": limit if bound else "none"}

@@ -718,6 +718,8 @@ class LimitedKey:
     """The slots that were taken when they were listed, and those that this client took since; some may be free."""
     trying: set[int] = field(default_factory=set)
     """The slots that calls of this client are taking."""
+    highest: int = -1
+    """The highest of those that were listed."""
     watch: Watch | None = None
     """On the slots; None: they have to be listed."""
     recent: tuple[tuple[int, int], ...] | None = None

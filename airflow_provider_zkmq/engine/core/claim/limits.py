@@ -97,10 +97,12 @@ class Limits:
             return UNBOUNDED
         if known.watch is None:
             return None
-        numbers = self._numbers(known)
-        if sum(number < numbers for number in known.taken) == numbers:
+        numbers, taken = self._numbers(known), len(known.taken)
+        if known.highest >= numbers:
+            taken = sum(number < numbers for number in known.taken)
+        if taken >= numbers:
             return None if known.watch.fired else 0
-        free = numbers - sum(number < numbers for number in known.taken | known.trying)
+        free = max(0, numbers - taken - len(known.trying))
         if free == 0:
             self.schedule.no_later_than(SOON)
         return free
@@ -131,7 +133,7 @@ class Limits:
     def _numbers(self, known: LimitedKey) -> int:
         """Up to which number, exclusively, slots may be taken: less than the limit where it was lowered."""
         most = numbers = self.limit.concurrency or 0
-        while numbers and numbers + sum(number >= numbers for number in known.taken) > most:
+        while known.highest >= most and numbers and numbers + sum(number >= numbers for number in known.taken) > most:
             numbers -= 1
         return numbers
 
@@ -162,9 +164,10 @@ class Limits:
 
     def _pick(self, claimed: Claimed, known: LimitedKey) -> None:
         """Pick a slot that nobody is known to have, beginning anywhere: consumers keep out of each other's way."""
-        numbers, used = self._numbers(known), known.taken | known.trying
-        start = int(self.context.run.random() * numbers)
-        number = next(n % numbers for n in range(start, start + numbers) if n % numbers not in used)
+        numbers = self._numbers(known)
+        number = int(self.context.run.random() * numbers)
+        while number in known.taken or number in known.trying:
+            number = (number + 1) % numbers
         known.trying.add(number)
         self._slots[claimed.task_id] = known, number
 
@@ -264,6 +267,7 @@ class Limits:
         for key, watch in listed.items():
             names, known = next(answers), unknown[key]
             known.taken, known.watch = set(self._slot_numbers(key, names or ())), watch
+            known.highest = max(known.taken, default=-1)
             watch.fired = watch.fired or names is None  # no watch stands on what is not there
         if not counted:
             return
