@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..inspection.records import payload
-from ..inspection.wording import facts
+from ..inspection import records, wording
 from .connection import QUEUE, Cli
 from .options import TASK, UsageError, at_most_one, choice, flag, operand, option, pairs, read_file, span
 from .output import warn
@@ -48,9 +47,9 @@ def claim(
     task = claimed.task
     value = {"queue": queue, "id": task.id, "token": claimed.token, "attempt": task.attempt, "lease": lease}
     value |= {"priority": task.priority, "filters": task.filters, "metadata": task.metadata}
-    value |= payload("data", task.data)
+    value |= records.payload("data", task.data)
     try:
-        return cli.say(value, facts(value))
+        return cli.say(value, wording.facts(value))
     except OSError:
         claimed.release()  # nobody learned the token
         raise

@@ -7,9 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..inspection import diagnosis, queue_status
-from ..inspection.records import record
-from ..inspection.wording import facts, since, table
+from ..inspection import diagnosis, queue_status, records, wording
 from .connection import OPTIONAL_QUEUE, QUEUE, Cli
 from .options import ATTEMPTS, STATES, YES, UsageError, at_most_one, choice, flag, option, pairs, span
 from .output import progress
@@ -32,7 +30,7 @@ def status(cli: Cli, queue: str | None = OPTIONAL_QUEUE, hung_after: float = _HU
         value = queue_status.queue_status(cli.queue(queue), hung_after)
         conf = queue_status.conf_record(cli.queue(queue).conf())
         plain = {name: value[name] for name in ("queue", "paused", "consumers", "oldest_at", "next_due_at")}
-        page = facts(plain | value["counts"] | queue_status.conf_facts(conf))
+        page = wording.facts(plain | value["counts"] | queue_status.conf_facts(conf))
         return cli.say(value | {"conf": conf}, _with_troubles([value], page))
     found = []
     for name in cli.client().queues():
@@ -43,9 +41,9 @@ def status(cli: Cli, queue: str | None = OPTIONAL_QUEUE, hung_after: float = _HU
     for each in found:
         counts, oldest, due = each["counts"], each["oldest_at"], each["next_due_at"]
         pending = counts["inserted"] - counts["scheduled"]
-        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and since(due)}
+        more = {"pending": pending, "oldest": oldest and wording.since(oldest), "next_due": due and wording.since(due)}
         rows.append(each | counts | more)
-    page = table(rows, "queue pending scheduled claimed dead paused consumers oldest next_due")
+    page = wording.table(rows, "queue pending scheduled claimed dead paused consumers oldest next_due")
     return cli.say({"queues": found}, _with_troubles(found, page))
 
 
@@ -63,7 +61,8 @@ def consumers(cli: Cli, queue: str = QUEUE, hung_after: float = _HUNG_AFTER) -> 
     # An empty selector is one that accepts every task.
     rows = [each | {"accepts": "; ".join(it or "all tasks" for it in each["accepts"]) or None} for each in value]
     return cli.say(
-        {"queue": queue, "consumers": value}, table(rows, "consumer alive host pid in_hand accepts longest_in_hand")
+        {"queue": queue, "consumers": value},
+        wording.table(rows, "consumer alive host pid in_hand accepts longest_in_hand"),
     )
 
 
@@ -72,7 +71,7 @@ def doctor(cli: Cli) -> int:
     """Say whether the servers answer and let us write, which clock they have, what is open, and what is installed."""
     value = {"hosts": cli.hosts, "root": cli.root, **diagnosis.diagnose(cli.client())}
     page = {**value, "extras": [name for name, there in value["extras"].items() if there]}
-    return cli.say(value, "\n".join([facts(page), *diagnosis.warnings(value)]))
+    return cli.say(value, "\n".join([wording.facts(page), *diagnosis.warnings(value)]))
 
 
 # --- What is done with a whole queue.
@@ -128,7 +127,7 @@ def configure(
     more: dict[str, Any] = {"lock": lock, "order": order, "archive": archive, "follow": follow, "limit": _limit(limit)}
     handle.configure(filters=types or None, policy=policy, **gc, **more)
     conf = queue_status.conf_record(handle.conf())
-    return cli.say({"queue": queue, "conf": conf}, facts({"queue": queue, **queue_status.conf_facts(conf)}))
+    return cli.say({"queue": queue, "conf": conf}, wording.facts({"queue": queue, **queue_status.conf_facts(conf)}))
 
 
 def _limit(text: str | None) -> Limit | None:
@@ -200,8 +199,8 @@ def collect(
 ) -> int:
     """Delete what ended long ago."""
     with progress(f"cleaning {queue}"):
-        value = {"queue": queue, **record(cli.queue(queue).collect_garbage(lifetime))}
-    return cli.say(value, facts(value))
+        value = {"queue": queue, **records.record(cli.queue(queue).collect_garbage(lifetime))}
+    return cli.say(value, wording.facts(value))
 
 
 @verb("queue fsck", "fsck", example="zkmq fsck orders --repair")
@@ -214,11 +213,11 @@ def check(
     """Find what is damaged in a queue's tree, and repair it; 7 if damage is left."""
     at_most_one(repair=repair, dry_run=dry_run)
     with progress(f"checking {queue}"):
-        found = record(cli.queue(queue).fsck(repair=repair))
+        found = records.record(cli.queue(queue).fsck(repair=repair))
     findings, count = found["findings"], found.pop("tasks")
     left = sum(not each["repaired"] for each in findings)
     summary = f"{count} task(s), {len(findings)} damage(s) found, {len(findings) - left} repaired"
-    text = f"{table(findings, 'path what repaired')}\n{summary}" if findings else summary
+    text = f"{wording.table(findings, 'path what repaired')}\n{summary}" if findings else summary
     return cli.say({"queue": queue, "count": count, **found}, text, DAMAGED if left else 0)
 
 

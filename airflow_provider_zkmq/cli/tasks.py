@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..inspection.records import record
+from ..inspection import records, task_story, wording
 from ..inspection.selection import BACKOFF, Selection
-from ..inspection.task_story import task_records, task_story
-from ..inspection.wording import facts, printable, table, words
 from . import options
 from .connection import QUEUE, Cli
 from .options import TASKS, UsageError, at_most_one, choice, flag, operand, option, span
@@ -149,12 +147,12 @@ def list_tasks(cli: Cli, queue: str = QUEUE, chosen: Selection = CHOSEN) -> int:
     """List tasks."""
     check(chosen)
     handle = cli.queue(queue)
-    records = task_records(handle, chosen.find(handle, ("data", "metadata", "result", "progress")))
+    rows = task_story.task_records(handle, chosen.find(handle, ("data", "metadata", "result", "progress")))
     columns = "id status attempt priority enqueued_at"
-    columns += " lease_until" if any(each["lease_until"] for each in records) else ""
+    columns += " lease_until" if any(each["lease_until"] for each in rows) else ""
     columns += " filters data" if chosen.batch is None and chosen.error is None else " result error"
-    code = cli.say({"queue": queue, "tasks": records}, table(records, columns))
-    later = sum(each["status"] == BACKOFF for each in records)
+    code = cli.say({"queue": queue, "tasks": rows}, wording.table(rows, columns))
+    later = sum(each["status"] == BACKOFF for each in rows)
     if chosen.state == "inserted" and later:
         warn(f"{later} of these are scheduled: --state queued leaves them out")
     return code
@@ -180,7 +178,7 @@ def show(
         if watch:
             code = max(code, _watch(cli, handle, task_id))
             continue
-        value, page, reasons = task_story(handle, task_id)
+        value, page, reasons = task_story.task_story(handle, task_id)
         if why and not reasons:
             handle.explain(task_id)  # which refuses it
         cli.say(value, reasons if why else page)
@@ -196,11 +194,11 @@ def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> int:
         if shown[-1:] == [seen]:
             return
         shown.append(seen)
-        known = record(task)
+        known = records.record(task)
         names = ("id", "state", "status", "attempt", "progress", "note", "error", "version")
         value = {"queue": queue.name, **{name: known[name] for name in names}}
-        done = None if task.progress is None else words("progress", task.progress)
-        ends = [printable(text) for text in (done, task.note, task.error) if text]
+        done = None if task.progress is None else wording.words("progress", task.progress)
+        ends = [wording.printable(text) for text in (done, task.note, task.error) if text]
         cli.say(value, "  ".join([f"{task.status}  attempt {task.attempt}", *ends]))
 
     task = queue.follow(task_id, show_change)
@@ -219,9 +217,9 @@ def wait(
     handle = cli.queue(queue)
     with progress(f"waiting for {len(tasks)} task(s)"):
         ended = handle.wait(tasks, event, timeout=timeout)
-    records = task_records(handle, ended)
+    rows = task_story.task_records(handle, ended)
     code = FAILED if any(task.state in {"dead", "cancelled"} for task in ended) else 0
-    return cli.say({"queue": queue, "tasks": records}, table(records, "id state result error"), code)
+    return cli.say({"queue": queue, "tasks": rows}, wording.table(rows, "id state result error"), code)
 
 
 @verb("batch", example="zkmq batch orders nightly --wait")
@@ -237,9 +235,9 @@ def batch(
         raise UsageError("--timeout goes with --wait")
     handle = cli.queue(queue)
     with progress(f"waiting for batch {name}"):
-        found = record(handle.wait_batch(name, timeout) if wait else handle.batch(name))
+        found = records.record(handle.wait_batch(name, timeout) if wait else handle.batch(name))
     value = {"queue": queue, "batch": found.pop("name"), **found}
-    return cli.say(value, facts(value), FAILED if wait and value["failed"] else 0)
+    return cli.say(value, wording.facts(value), FAILED if wait and value["failed"] else 0)
 
 
 @verb("task cancel", "cancel", example="zkmq task cancel orders invoice-7")
