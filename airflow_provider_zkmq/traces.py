@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from . import engine
-
 if TYPE_CHECKING:
     from opentelemetry import context, trace
+
+    from . import engine
 
 CONTEXT: Final = ("traceparent", "tracestate")
 _VALUE: Final = re.compile(r"[ -~]{1,512}")
@@ -77,6 +77,8 @@ def handler(function: Callable[..., Any], queue: str) -> Callable[..., Any]:
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+    from .engine import Error, Retry
+
     def traced(task: engine.Task, *more: object) -> Any:
         parent: context.Context | None = None
         links: list[trace.Link] = []
@@ -89,7 +91,7 @@ def handler(function: Callable[..., Any], queue: str) -> Callable[..., Any]:
             f"process {queue}", parent, trace.SpanKind.CONSUMER, attributes, links
         ) as span:
             returned = function(task, *more)
-            if isinstance(returned, engine.Error | engine.Retry):
+            if isinstance(returned, Error | Retry):
                 span.set_status(trace.StatusCode.ERROR, str(returned.error))
             return returned
 
@@ -117,7 +119,9 @@ def export(service: str) -> Callable[[], object]:
     if wanted == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return lambda: None
     if wanted not in {"otlp", "console"}:
-        raise engine.ConfigError(f"OTEL_TRACES_EXPORTER={wanted!r} is not understood: otlp, console or none")
+        from .engine import ConfigError
+
+        raise ConfigError(f"OTEL_TRACES_EXPORTER={wanted!r} is not understood: otlp, console or none")
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider, export
