@@ -115,7 +115,7 @@ MUTANTS: Final = (
     Mutant("what was handled is forgotten by a call that is cut off", "client_state", "self.sender is None or self.sender.over", "self.sender is None"),
     Mutant("what is put down waits for the next claim", "maintenance.due_work", "    if has_overdue(context):\n", "    if False:\n"),
     Mutant("what a loop had ready is kept when it is left", "claim.claim_iterator", "        for claimed in ready:\n", "        for claimed in ():\n"),
-    Mutant("a bound that nobody guards", "claim.take", "            guards.append(guard)\n", "            pass\n"),
+    Mutant("a bound that nobody guards", "claim.take", "        guards.append(guard)\n", "        pass\n"),
     Mutant("a limit off by one", "claim.limits", "        most = numbers = self.limit.concurrency or 0\n", "        return (self.limit.concurrency or 0) + 1\n        most = numbers = 0\n"),
     Mutant("a slot leaked by a crash", "write.transitions", "slot = [] if current.state.slot is None else", "slot = [] if current.state.slot is None or current.claim_gone else"),
     Mutant(
