@@ -223,14 +223,13 @@ def test_explain_says_that_the_limit_has_no_room(q: Queue) -> None:
     _, waiting, free = put(q, "aab")
     held = q.claim(selector="customer==a")
     assert held is not None
-    assert any("customer 'a' has 1 tasks in hand" in reason for reason in q.explain(waiting).reasons)
+    assert any("customer 'a' has 1 in hand, and its limit is 1" in reason for reason in q.explain(waiting).reasons)
     assert not any("limit" in reason for reason in q.explain(free).reasons)
     q.configure(limit=Limit(rate=1, per="1h"))
     other = q.claim(selector="customer==b")
     assert other is not None
     reasons = " ".join(q.explain(waiting).reasons)
-    assert "the queue had 1 claims in 3600 s" in reasons
-    assert "the next one may be made in" in reasons
+    assert "the queue has had its 1 claims per 1h; the next may follow in" in reasons
 
 
 @pytest.mark.parametrize(
@@ -249,12 +248,20 @@ def test_a_limit_that_makes_no_sense_is_refused(make: Callable[[], Limit], says:
         make()
 
 
-def test_a_limit_by_what_is_no_filter_is_refused_and_nothing_is_changed(q: Queue) -> None:
+def test_a_limit_by_what_is_no_filter_is_refused_and_nothing_is_changed(q: Queue, zk: Zkmq) -> None:
+    """Nor is a filter taken away by which a queue is limited."""
     for limit in (Limit(concurrency=1, by="colour"), 5):
         with pytest.raises(ConfigError, match="colour|must be a Limit"):
             q.configure(limit=limit, lock=5)  # type: ignore[arg-type]
     assert q.conf().limit == Limit()
     assert q.conf().lock is None
+    q.configure(limit=Limit(concurrency=1, by="customer"))
+    with pytest.raises(ConfigError, match="customer"):
+        q.configure(filters={"size": Integer()})
+    assert set(q.conf().filters) == {"customer", "size"}
+    with pytest.raises(ConfigError, match="customer"):
+        zk.queue("new").configure(limit=Limit(concurrency=1, by="customer"))
+    assert "new" not in zk.queues()
 
 
 def test_a_lost_slot_holds_up_nobody_and_is_repaired(q: Queue, root: str, zookeeper: str) -> None:

@@ -122,7 +122,7 @@ def test_lanes_are_bounded_pruned_and_forgotten_however_their_names_are_spelt(
 
 
 def test_a_lane_that_is_being_opened_is_not_forgotten() -> None:
-    """A slot whose lane another thread is about to create is kept; one whose lane is gone is not."""
+    """A segment whose lane another thread is about to create is kept; one whose lane is gone is not."""
     client = new_queue()
     slot = client.do(commit.open_segment(client.context, Lane(0, {}), ordered=False))
     for kept in ([slot], []):

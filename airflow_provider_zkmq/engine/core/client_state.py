@@ -728,7 +728,7 @@ class LimitedKey:
     """What a transaction on its way writes of them, and the version that its znode has with it."""
     version: int | None = None
     """That of the znode from which they were read; None: it was not there."""
-    era: int = 0
+    rates_version: int = 0
     """The version of ``rates``, which clean-up changes."""
     counting: Signal | None = None
     """A call is claiming under it: others wait for this."""

@@ -15,7 +15,7 @@ from .. import zk_operations as zk
 from ..client_state import CachedRead, Context, Schedule
 from ..maintenance.consumer_registry import any_of_the_first, back_off, share
 from ..model.values import MAX_ZXID
-from ..model.znode_names import Lane, entry_task, is_shortened, parse_lane, priority_of
+from ..model.znode_names import Lane, entry_task, is_mixed, is_shortened, parse_lane, priority_of
 from ..read.bulk_read import AT_ONCE, Record, Unread, read_nodes, read_records, unless_corrupt
 from ..read.watch_cache import listing
 from ..zk_operations import Procedure
@@ -125,11 +125,13 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
             continue
         if len(window) > taker.room:
             context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
-        ordered = partial(_first_of, context, window)
         if taker.limits is not None and taker.limits.limit.by is not None:
-            ordered = partial(_in_turn, context, look, taker.limits, lane_heads)
-        taker.later[:] = ordered(taker.view) if taker.read_ahead else []
-        picks = ordered(taker.room)
+            later = _in_turn(context, look, taker.limits, lane_heads)
+            picks = later[: taker.room]
+        else:
+            later = _first_of(context, window, taker.view) if taker.read_ahead else []
+            picks = _first_of(context, window, taker.room)
+        taker.later[:] = later
         if not picks:  # other threads of this client took what there was room for, while this one listed
             schedule.no_later_than(SOON)
             return
@@ -161,17 +163,22 @@ def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> lis
 
 
 def _in_turn(
-    context: Context, look: _DefaultLook, limits: Limits, lane_heads: list[list[tuple[str, str]]], most: int
+    context: Context, look: _DefaultLook, limits: Limits, lane_heads: list[list[tuple[str, str]]]
 ) -> list[RankedEntry]:
     """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
-    heads = dict[str | None, list[tuple[str, str]]]()
-    for entry, segment in chain.from_iterable(lane_heads):
-        if look.open(context, entry):
-            heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append((entry, segment))
+    most, heads = look.taker.view, dict[str | None, list[list[tuple[str, str]]]]()
+    for head in lane_heads:
+        by_key = [head]
+        if is_mixed(head[0][1].split("/")[-2]):
+            key_of = lambda pair: limits.limit.key(filters_of(context, pair[1], pair[0])) or ""  # noqa: E731
+            by_key = [list(group) for _, group in groupby(sorted(head, key=key_of), key_of)]
+        for pairs in by_key:
+            entry, segment = pairs[0]
+            heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append(pairs)
     rows = []
     for key in limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]:
-        room = limits.room(key) or most
-        rows.append(_first_of(context, sorted(heads[key])[: look.width], min(most, room)))
+        first = islice((pair for pair in heapq.merge(*heads[key]) if look.open(context, pair[0])), look.width)
+        rows.append(_first_of(context, [*first], min(most, limits.room(key) or most)))
     return [each for each in chain.from_iterable(zip_longest(*rows)) if each is not None][:most]
 
 

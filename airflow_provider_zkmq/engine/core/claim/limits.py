@@ -11,9 +11,9 @@ from .. import zk_operations as zk
 from ..client_state import Claimed, Context, LimitedKey, Schedule
 from ..model.records import RecentClaims
 from ..model.settings import MAX_RATE, Limit
-from ..model.values import dump, load
+from ..model.values import dump
 from ..model.znode_names import parse_lane
-from ..read.bulk_read import unless_corrupt
+from ..read.claim_status import recent_claims
 from ..read.queue_existence import restored
 from ..read.server_clock import server_time
 from ..write.commit import Change
@@ -52,7 +52,7 @@ UNBOUNDED: Final = MAX_RATE
 
 @dataclass(slots=True)
 class Limits:
-    """The limit of a queue during one look at it; where there is none, everything has room.
+    """The limit of a queue during one look at it.
 
     ``schedule``: when to look again at keys that have no room now.
     """
@@ -117,17 +117,12 @@ class Limits:
         recent = self._recent(known, now)
         left = max(0, self.limit.rate - sum(count for _, count in recent))
         if left == 0:
-            self.schedule.no_later_than(self.context.clock.until(recent[0][0] + self._period + 1))
+            self.schedule.no_later_than(self.context.clock.until(recent[0][0] + self.limit.period + 1))
         return left
-
-    @property
-    def _period(self) -> int:
-        """In milliseconds, rounded up."""
-        return -int(-self.limit.per * 1000 // 1)
 
     def _recent(self, known: LimitedKey, now: int) -> tuple[tuple[int, int], ...]:
         """What counts still, by the server's clock that stands at `now` or later."""
-        since = self.context.clock.certainly_past(now) - self._period
+        since = self.context.clock.certainly_past(now) - self.limit.period
         return tuple((until, count) for until, count in known.recent or () if until >= since)
 
     def _numbers(self, known: LimitedKey) -> int:
@@ -196,7 +191,9 @@ class Limits:
             write: zk.WriteOp = zk.Create(path, dump(record))
             if known.version is not None:
                 write = zk.SetData(path, dump(record), known.version)
-            changes.append(Change(self.context, "", [zk.Check(self.context.paths.at("rates"), known.era), write]))
+            changes.append(
+                Change(self.context, "", [zk.Check(self.context.paths.at("rates"), known.rates_version), write])
+            )
             # The version by now: another call may read a later one before this call has its reply.
             known.recent, known.written = None, (record, 0 if known.version is None else known.version + 1)
         return kept, changes
@@ -204,7 +201,7 @@ class Limits:
     def _rounded(self, recent: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         if len(recent) <= EXACT_TIMES:
             return recent
-        part, rounded = -(-self._period // EXACT_TIMES), Counter[int]()
+        part, rounded = -(-self.limit.period // EXACT_TIMES), Counter[int]()
         for until, count in recent:
             rounded[-(-until // part) * part] += count
         return tuple(sorted(rounded.items()))
@@ -259,9 +256,9 @@ class Limits:
         bounded = self.limit.concurrency is not None
         listed = {key: self.context.new_watch() for key, known in unknown.items() if bounded and known.stale}
         counted = [key for key, known in unknown.items() if self.limit.rate is not None and known.recent is None]
-        at, era = self.context.paths.at, self.context.paths.at("rates")
+        at, rates = self.context.paths.at, self.context.paths.at("rates")
         ops: list[zk.Children | zk.Get | zk.Exists] = [zk.Children(at("slots", k), w) for k, w in listed.items()]
-        ops += [zk.Exists(era), *(zk.Get(at("rates", key)) for key in counted)] if counted else []
+        ops += [zk.Exists(rates), *(zk.Get(at("rates", key)) for key in counted)] if counted else []
         answers = iter((yield zk.Pipeline(tuple(ops))))
         for key, watch in listed.items():
             names, known = next(answers), unknown[key]
@@ -272,11 +269,12 @@ class Limits:
             return
         stat: zk.Stat | None = next(answers)
         if stat is None:  # as it is after a version of this program that knew no limits
-            yield from restored(self.context, f"{era}/-")
+            yield from restored(self.context, f"{rates}/-")
         for key in counted:
             node, known = next(answers), unknown[key]
-            known.era, known.version = 0 if stat is None else stat.version, None if node is None else node.stat.version
-            known.recent = () if node is None else self._read(key, node)
+            known.rates_version = 0 if stat is None else stat.version
+            known.version = None if node is None else node.stat.version
+            known.recent = () if node is None else recent_claims(self.context, self.limit, key, node)
 
     def _slot_numbers(self, key: str, names: Sequence[str]) -> Iterator[int]:
         for name in names:
@@ -284,18 +282,6 @@ class Limits:
                 yield int(name)
             else:
                 self.context.report(self.context.paths.at("slots", key, name), "no slot of ours; stepped over")
-
-    def _read(self, key: str, node: zk.Node) -> tuple[tuple[int, int], ...]:
-        """What a znode counts; one that cannot be read counts as many as there may be."""
-        path = self.context.paths.at("rates", key)
-        read = lambda: load(path, node.data, RecentClaims, "what counts claims")  # noqa: E731
-        record: RecentClaims | None = unless_corrupt(self.context, path, read, "nothing is claimed for one period")
-        return (record or RecentClaims(latest=self.limit.rate or 0)).until(node.stat.mtime)
-
-
-def never_blocked(_filters: Mapping[str, str]) -> bool:
-    """What a queue without a limit says of each task."""
-    return False
 
 
 def filters_of(context: Context, segment: str, entry: str) -> Mapping[str, str]:

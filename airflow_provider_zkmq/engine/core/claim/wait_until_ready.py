@@ -17,7 +17,7 @@ from ..read.watch_cache import listing
 from ..zk_operations import Procedure, Wait, WaitPlace
 from . import claim, take
 from .candidates import judged, matching_lanes
-from .limits import Limits, filters_of, never_blocked
+from .limits import Limits, filters_of
 
 # Who only looks is no consumer: it is not on the register, and has no share of what consumers divide among
 # themselves. It looks after the queue as they do, so that delays, ended leases and dead consumers are no reason to
@@ -66,8 +66,9 @@ def _any_ready(context: Context, selector: Selector, schedule: client_state.Sche
     if conf.paused:
         return False
     limits = None if conf.limit is None else Limits(context, conf.limit, schedule)
-    blocks = never_blocked if limits is None else limits.blocks
-    accepts = lambda filters: selector.matches(filters, conf.types) and not blocks(filters)  # noqa: E731
+    accepts = lambda filters: (  # noqa: E731
+        selector.matches(filters, conf.types) and (limits is None or not limits.blocks(filters))
+    )
     names = yield from listing(context, context.paths.at("queue"))
     for name, judge in (yield from matching_lanes(context, accepts, names or ())):
         lane = context.paths.at("queue", name)

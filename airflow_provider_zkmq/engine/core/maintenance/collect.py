@@ -69,7 +69,7 @@ def prune_limits(context: Context, conf: Conf, now: int) -> Procedure[None]:
     (counted, limited) = yield from bulk_read.list_children([top, held])
     paths = [f"{top}/{name}" for name in counted]
     stats = yield from bulk_read.read_stats(paths)
-    until = now - RATE_IDLE_MS - (0 if conf.limit is None else int(conf.limit.per * 1000))
+    until = now - RATE_IDLE_MS - (0 if conf.limit is None else conf.limit.period)
     idle = [path for path, stat in zip(paths, stats, strict=True) if stat is not None and stat.mtime < until]
     versions = {path: stat.version for path, stat in zip(paths, stats, strict=True) if stat is not None}
     for chunk in bulk_read.chunked(idle):

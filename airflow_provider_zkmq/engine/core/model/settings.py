@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
@@ -161,6 +162,16 @@ class Limit:
         """Whether it limits anything."""
         return self.concurrency is not None or self.rate is not None
 
+    def check_against(self, filters: Container[str]) -> None:
+        """Raise `ConfigError` unless a queue with these filters can have this limit."""
+        if self.by is not None and self.by not in filters:
+            raise ConfigError(f"the limit is by {self.by!r}, which is no declared filter of the queue: declare it, too")
+
+    @property
+    def period(self) -> int:
+        """``per`` in milliseconds, rounded up."""
+        return ceil(self.per * 1000)
+
     def key(self, filters: Mapping[str, str]) -> str | None:
         """Under which name a task with these filters is limited; None: it is not."""
         if not self:
@@ -170,13 +181,11 @@ class Limit:
         return None if self.by not in filters else limit_key(self.by, filters[self.by])
 
 
-def checked_limit(limit: object, filters: Container[str]) -> Limit:
-    """A limit that a caller gave for a queue with these filters. Raises `ConfigError`."""
-    if not isinstance(limit, Limit):
-        raise ConfigError(f"limit must be a Limit, not {type(limit).__name__}; Limit() is none")
-    if limit.by is not None and limit.by not in filters:
-        raise ConfigError(f"Limit's by {limit.by!r} is no declared filter of the queue: declare it, by filters=")
-    return limit
+def checked_limit(limit: object) -> Limit:
+    """A limit that a caller gave. Raises `ConfigError` for anything else."""
+    if isinstance(limit, Limit):
+        return limit
+    raise ConfigError(f"limit must be a Limit, not {type(limit).__name__}; Limit() is none")
 
 
 # --- A queue's configuration.

@@ -314,6 +314,11 @@ def is_shortened(name: str) -> bool:
     return name[:1] == "p" and name[6:8] == ";#"
 
 
+def is_mixed(name: str) -> bool:
+    """Whether a name is a mixed lane's."""
+    return name[6:] == f";{_MIXED}"
+
+
 def is_lane(name: str) -> bool:
     """Whether a name is a lane's of ours, spelt out or shortened."""
     return is_shortened(name) or parse_lane(name) is not None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, ZkmqError
 from ..client_state import Claimed, Context
-from ..model.records import Attempt, TaskState, load_claim, load_span
+from ..model.records import Attempt, RecentClaims, TaskState, load_claim, load_span
+from ..model.settings import Limit
 from ..model.states import State, Status, derive_status
 from ..model.values import load
 from ..model.znode_names import is_prefetched, lease_task
@@ -203,3 +204,18 @@ def lapsed_among(context: Context, states: Mapping[str, TaskState]) -> Procedure
 def why_ended(consumer: str | None) -> str:
     """What is kept as the error of a claim that has ended by its deadline."""
     return f"its lease ended ({consumer})"
+
+
+# --- What counts under a queue's limit by time.
+
+
+def recent_claims(context: Context, limit: Limit, key: str, node: Node) -> tuple[tuple[int, int], ...]:
+    """The claims that were counted: from when each lot counts, in the server's milliseconds, and how many they are.
+
+    What cannot be read counts as many as there may be: nothing is claimed for one period.
+    """
+    path = context.paths.at("rates", key)
+    read = partial(load, path, node.data, RecentClaims, "what counts claims")
+    record: Any = unless_corrupt(context, path, read, "nothing is claimed for one period")
+    counted: RecentClaims = record or RecentClaims(latest=limit.rate or 0)
+    return counted.until(node.stat.mtime)

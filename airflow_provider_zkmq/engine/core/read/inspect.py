@@ -14,10 +14,10 @@ from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context
 from ..model.filters import EVERYTHING, FilterTypes, Selector, as_selector, parse_selector
-from ..model.records import Attempt, HistoryEntry, RecentClaims, TaskState, claimed_before, load_claim
+from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
 from ..model.settings import Conf, Limit
 from ..model.states import ENDED, STATE_OF, State, Status, derive_status
-from ..model.values import load, moment_of, optional_moment_of, optional_whole_number
+from ..model.values import load, moment_of, optional_moment_of, optional_whole_number, spell_duration
 from ..model.znode_names import (
     BUCKET_MS,
     SEPARATOR,
@@ -30,7 +30,7 @@ from ..model.znode_names import (
 )
 from ..zk_operations import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
 from . import bulk_read
-from .claim_status import DEADLINES, Lapsed, lapsed_among, lapsed_of, lapsed_tasks, status_of
+from .claim_status import DEADLINES, Lapsed, lapsed_among, lapsed_of, lapsed_tasks, recent_claims, status_of
 from .configuration import read_conf
 from .queue_existence import refuse_missing
 from .server_clock import certainly_past, server_time
@@ -643,19 +643,16 @@ def _limited(context: Context, limit: Limit | None, task: Task, now: int) -> Pro
     whose = "the queue" if limit.by is None else f"{limit.by} {task.filters[limit.by]!r}"
     (held,) = yield from bulk_read.list_children([context.paths.at("slots", key)])
     if limit.concurrency is not None and len(held) >= limit.concurrency:
-        return f"{whose} has {len(held)} tasks in hand, and the limit is {limit.concurrency} at once"
-    path = context.paths.at("rates", key)
-    node: Node | None = yield zk.Get(path)
+        return f"{whose} has {len(held)} in hand, and its limit is {limit.concurrency} at once"
+    node: Node | None = yield zk.Get(context.paths.at("rates", key))
     if limit.rate is None or node is None:
         return None
-    since = now - limit.per * 1000
-    read = lambda: load(path, node.data, RecentClaims, "what counts claims")  # noqa: E731
-    record: RecentClaims | None = bulk_read.unless_corrupt(context, path, read, "nothing is claimed for one period")
-    recent = [each for each in (record or RecentClaims()).until(node.stat.mtime) if each[0] >= since]
+    since = now - limit.period
+    recent = [each for each in recent_claims(context, limit, key, node) if each[0] >= since]
     if sum(count for _, count in recent) < limit.rate:
         return None
-    period, wait = f"{limit.per:g} s", _span(int(recent[0][0] - since))
-    return f"{whose} had {limit.rate} claims in {period}, which is the limit; the next one may be made in {wait}"
+    wait = _span(recent[0][0] - since)
+    return f"{whose} has had its {limit.rate} claims per {spell_duration(limit.per)}; the next may follow in {wait}"
 
 
 def _reasons(

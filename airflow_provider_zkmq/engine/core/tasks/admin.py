@@ -16,7 +16,7 @@ from ..model.records import clip
 from ..model.settings import ORDERS, Limit, RetryPolicy, Settings, checked_limit, checked_policy, load_settings
 from ..model.values import MAX_ZXID, Duration, abbreviated, dump, interval_seconds, seconds, spell_seconds, whole_number
 from ..read import bulk_read, queue_existence
-from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive, read_conf
+from ..read.configuration import DEFAULT_SETTINGS, DEFAULT_TIMES, Archive
 from ..transaction_retries import Holds, Tries, failed_at, refused, transact
 from ..zk_operations import Procedure
 
@@ -64,7 +64,10 @@ def configure(
             raise errors.ConfigError(msg)
         changes["order"] = order
     if limit is not None:
-        changes["limit"] = yield from _checked_limit(context, limit, filters)
+        changes["limit"] = checked_limit(limit)
+        there = yield zk.Exists(context.paths.at(queue_existence.THERE))
+        if there is None:  # of one that is there, what it declares is judged with its settings
+            limit.check_against(filters or {})
     if task_gc_lifetime is not None:
         times["task_gc_lifetime"] = spell_seconds(seconds("task_gc_lifetime", task_gc_lifetime))
     if task_gc_interval is not None:
@@ -87,13 +90,6 @@ def _checked_flag(name: str, value: object) -> bool | None:
     raise errors.ConfigError(f"{name} {value!r} is not understood: True or False")
 
 
-def _checked_limit(context: Context, limit: object, filters: Mapping[str, FilterType] | None) -> Procedure[Limit]:
-    """A limit for a queue with these filters; None: with those that it has. Raises `ConfigError`."""
-    if filters is None and (yield zk.Exists(context.paths.at(queue_existence.THERE))) is not None:
-        filters = (yield from read_conf(context)).types
-    return checked_limit(limit, filters or {})
-
-
 def _set(
     context: Context,
     what: str,
@@ -103,7 +99,8 @@ def _set(
 ) -> Procedure[Settings]:
     """Write several values at once; one that somebody deleted is created again. `marks`: which are to stand.
 
-    Returns the settings before. Those that are damaged are written over by `configure` only.
+    Returns the settings before. Those that are damaged are written over by `configure` only. Raises `ConfigError` for a
+    limit by a filter that the queue does not declare, or not any more.
     """
     missing, tries, settings = set[str](), Tries(what), DEFAULT_SETTINGS
     wanted = {context.paths.at(name): (name, yes) for name, yes in (marks or {}).items()}
@@ -111,11 +108,10 @@ def _set(
         ops: list[zk.WriteOp] = []
         if changes:
             settings, version = yield from _read_settings(context, anew=marks is not None)
-            ops.append(
-                zk.SetData(
-                    context.paths.at(queue_existence.THERE), structs.replace(settings, **changes).encode(), version
-                )
-            )
+            after = structs.replace(settings, **changes)
+            if {"filters", "limit"} & changes.keys():
+                after.limit.check_against(after.filters)
+            ops.append(zk.SetData(context.paths.at(queue_existence.THERE), after.encode(), version))
         for name, value in (times or {}).items():
             path = context.paths.at("conf", name)
             ops.append(zk.Create(path, value) if path in missing else zk.SetData(path, value))

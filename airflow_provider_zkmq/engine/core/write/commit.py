@@ -435,12 +435,12 @@ class Why(Enum):
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """What is done to one task or one batch: ``ops``, then what opens the slot, then ``listing``."""
+    """What is done to one task or one batch: ``ops``, then what opens the segment, then ``listing``."""
 
     context: Context
     task_id: str
     ops: list[zk.WriteOp] = field(default_factory=list)
-    slot: OpenSegment | None = None
+    segment: OpenSegment | None = None
     listing: list[zk.WriteOp] = field(default_factory=list)
     after: TaskState | None = None
     """The record that it writes."""
@@ -563,11 +563,11 @@ class Plan:
         ops: list[zk.WriteOp] = []
         for change in self.changes:
             ops += change.ops
-            if (slot := change.slot) is not None:
-                segment = change.context.paths.at("queue", slot.lane.name, slot.segment)
-                before = slot.then if segment in opened else slot.ops
-                if slot.opens:
-                    opened.add(segment)
+            if (wanted := change.segment) is not None:
+                path = change.context.paths.at("queue", wanted.lane.name, wanted.segment)
+                before = wanted.then if path in opened else wanted.ops
+                if wanted.opens:
+                    opened.add(path)
                 ops += [op for op in before if op not in ops]
             ops += [op for op in change.missing if op not in ops]
             ops += change.listing
@@ -580,7 +580,7 @@ class Plan:
 
     def learn(self, multi: zk.Multi, outcome: zk.Outcome) -> None:
         """Remember the server's clock, and which segments are open."""
-        opens = any(change.slot is not None for change in self.changes)
+        opens = any(change.segment is not None for change in self.changes)
         for context in self.contexts:
             context.clock.learn(outcome)
             for name, memory in list(context.segments.open.items()) if opens else ():
@@ -612,10 +612,10 @@ def _why(change: Change, path: str, multi: zk.Multi, outcome: zk.Outcome) -> Why
     inside = change.batch is not None and path.startswith(f"{change.context.paths.batch(change.batch)}/")
     if inside and change.touches(path):  # a merged plan may take several members off the same batch
         return Why.BATCH
-    if change.slot is None:
+    if change.segment is None:
         return None
-    lane, failure = change.context.paths.at("queue", change.slot.lane.name), outcome.failure
-    segment, creates = f"{lane}/{change.slot.segment}", isinstance(multi.ops[outcome.failed or 0], zk.Create)
+    lane, failure = change.context.paths.at("queue", change.segment.lane.name), outcome.failure
+    segment, creates = f"{lane}/{change.segment.segment}", isinstance(multi.ops[outcome.failed or 0], zk.Create)
     if path.startswith(f"{segment}/"):
         return Why.PLACE if failure is zk.Failure.NO_NODE else None
     if path == lane and failure is zk.Failure.NO_NODE and creates:

@@ -299,9 +299,9 @@ def insert(context: Context, new: NewTask) -> Procedure[Change]:
         change.listing = new.ops(context, f"{new.lane.name}//{new.entry}", index, due)
         return change
     conf = context.configuration.conf or (yield from known_conf(context))
-    slot = yield from open_segment(context, new.lane, ordered=conf.order == "fifo")
-    place = f"{slot.lane.name}/{slot.segment}/{new.entry}"
-    return Change(context, new.task_id, slot=slot, listing=new.ops(context, place, None, None))
+    wanted = yield from open_segment(context, new.lane, ordered=conf.order == "fifo")
+    place = f"{wanted.lane.name}/{wanted.segment}/{new.entry}"
+    return Change(context, new.task_id, segment=wanted, listing=new.ops(context, place, None, None))
 
 
 def listed_at(context: Context, name: str, index: str) -> Change:

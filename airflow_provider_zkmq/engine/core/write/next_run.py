@@ -64,13 +64,13 @@ def hold_in_escrow(context: Context, new: NewTask, current: Current) -> Procedur
             f"{MAX_REQUEST - ESCROW_ROOM:,}"
         )
     state, path = current.state, context.paths.task(new.task_id, "requeue")
-    slot: WriteOp = SetData(path, pack(new)) if state.requeue else Create(path, pack(new))
+    escrow: WriteOp = SetData(path, pack(new)) if state.requeue else Create(path, pack(new))
     due = state.due if state.requeue else state.dedupe  # of a claimed one neither is set
     after = next_record(new.task_id, state, Event.REQUEUE, new.nonce, due=due)
     after = structs.replace(after, requeue=True, ended_zxid=still_ended(current))
     if after.index == state.index:
-        return rewrite(context, current, after, [slot])
-    return (yield from relist(context, current, after, [slot]))
+        return rewrite(context, current, after, [escrow])
+    return (yield from relist(context, current, after, [escrow]))
 
 
 def rerun(

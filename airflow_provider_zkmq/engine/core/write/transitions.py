@@ -352,20 +352,20 @@ def relist(context: Context, current: Current, after: TaskState, extra: Ops = ()
 def append(context: Context, current: Current, after: TaskState, extra: Ops = (), guards: Ops = ()) -> Procedure[Plan]:
     """To the end of its lane, whatever place `after` tells of."""
     lane, conf = Lane(after.priority, dict(after.filters)), (yield from known_conf(context))
-    slot = yield from open_segment(context, lane, ordered=conf.ordered)
-    after = structs.replace(after, place=f"{slot.lane.name}/{slot.segment}/{after.entry}")
-    return Plan([_moved(context, current, after, extra, guards, slot)])
+    wanted = yield from open_segment(context, lane, ordered=conf.ordered)
+    after = structs.replace(after, place=f"{wanted.lane.name}/{wanted.segment}/{after.entry}")
+    return Plan([_moved(context, current, after, extra, guards, wanted)])
 
 
 def _moved(
-    context: Context, current: Current, after: TaskState, extra: Ops, guards: Ops, slot: OpenSegment | None
+    context: Context, current: Current, after: TaskState, extra: Ops, guards: Ops, wanted: OpenSegment | None
 ) -> Change:
     before, entry = current.state, place_of(context, after)
     change = _change(context, current, after, [*guards, *unlist(context, current), *extra])
-    change.slot = slot
+    change.segment = wanted
     if after.index is not None:
         change.make_parent[entry] = partial(make_bucket, context, entry.rpartition("/")[0])
-    elif slot is None:
+    elif wanted is None:
         # The lane and the segment may have been deleted meanwhile. They are created with the entry, if at all: whoever
         # meets an empty segment deletes it.
         lane, segment, _ = after.place.split("/")
