@@ -175,10 +175,12 @@ def _in_turn(
         for pairs in by_key:
             entry, segment = pairs[0]
             heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append(pairs)
-    rows = []
-    for key in limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]:
-        first = islice((pair for pair in heapq.merge(*heads[key]) if look.open(context, pair[0])), look.width)
-        rows.append(_first_of(context, [*first], min(most, limits.room(key) or most)))
+    rows, keys = [], limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]
+    _, shares = share(context)
+    for key in keys:
+        wanted = min(-(-most // len(keys)), limits.room(key) or most)
+        usable = (pair for pair in heapq.merge(*heads[key]) if look.open(context, pair[0]))
+        rows.append(_first_of(context, [*islice(usable, wanted if shares == 1 else look.width)], wanted))
     return [each for each in chain.from_iterable(zip_longest(*rows)) if each is not None][:most]
 
 

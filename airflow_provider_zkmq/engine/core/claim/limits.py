@@ -11,7 +11,7 @@ from .. import zk_operations as zk
 from ..client_state import Claimed, Context, LimitedKey, Schedule
 from ..model.records import RecentClaims
 from ..model.settings import MAX_RATE, Limit
-from ..model.values import dump
+from ..model.values import MOST_AT_ONCE, dump
 from ..model.znode_names import parse_lane
 from ..read.claim_status import recent_claims
 from ..read.queue_existence import restored
@@ -64,6 +64,13 @@ class Limits:
     """The slots that were picked, by task."""
     _counting: list[LimitedKey] = field(default_factory=list)
     """The keys whose claims this call counts; other calls of this client wait for it."""
+    _keys: dict[str, LimitedKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        memory = self.context.limited_keys
+        if memory.limit != self.limit or len(memory.keys) > MOST_KEYS:
+            memory.limit, memory.keys = self.limit, {name: each for name, each in memory.keys.items() if each.in_use}
+        self._keys = memory.keys
 
     def blocks(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters certainly cannot be claimed now. What is not known is not asked for."""
@@ -79,10 +86,10 @@ class Limits:
         return None if key is None else self._room(self._known(key))
 
     def _known(self, key: str) -> LimitedKey:
-        memory = self.context.limited_keys
-        if memory.limit != self.limit or len(memory.keys) > MOST_KEYS:
-            memory.limit, memory.keys = self.limit, {name: each for name, each in memory.keys.items() if each.in_use}
-        return memory.keys.setdefault(key, LimitedKey())
+        known = self._keys.get(key)
+        if known is None:
+            known = self._keys[key] = LimitedKey()
+        return known
 
     def _room(self, known: LimitedKey) -> int | None:
         """How many tasks of a key may be claimed; None: it has to be looked at. Without room, it is on the schedule."""
@@ -114,6 +121,9 @@ class Limits:
         now = self.context.clock.now()
         if known.recent is None or now is None:
             return None
+        left = self.limit.rate - sum(count for _, count in known.recent)
+        if left >= MOST_AT_ONCE:  # enough, though some of them may count no more
+            return left
         recent = self._recent(known, now)
         left = max(0, self.limit.rate - sum(count for _, count in recent))
         if left == 0:

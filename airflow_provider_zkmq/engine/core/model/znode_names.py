@@ -332,6 +332,7 @@ def check_priority(priority: object) -> int:
     raise ConfigError(msg)
 
 
+@lru_cache(maxsize=4 * MAX_LANES)
 def limit_key(name: str, value: str) -> str:
     """Under which name one value of a filter is limited; that of a queue as a whole is `WHOLE_QUEUE`."""
     spelled = quote(value, safe="")
