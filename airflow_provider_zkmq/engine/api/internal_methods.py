@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..core.claim import claim, take
 from ..core.maintenance import due_work
+from ..core.model import new_message
 from ..core.model.filters import FilterMethods, Selector
-from ..core.model.new_message import Message, NewTasks
 from ..core.model.records import Ended
 from ..core.model.states import State
 from ..core.model.values import Duration, Moment
@@ -53,8 +53,8 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         return await self._carry_out(due_work.wait_for_change(self._context, seen, timeout))
 
     async def enqueue_new(
-        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
-    ) -> NewTasks:
+        self, messages: Sequence[new_message.Message], *, batch: str | None = None, since: Moment | None = None
+    ) -> new_message.NewTasks:
         """Write the messages whose ids no task has; what is there, in whatever state, stays as it is and runs no more.
 
         Each message needs a ``task_id``. So the call can be made again, by anybody and side by side: each task is
@@ -240,8 +240,8 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         return self._carry_out(due_work.wait_for_change(self._context, seen, timeout))
 
     def enqueue_new(
-        self, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
-    ) -> NewTasks:
+        self, messages: Sequence[new_message.Message], *, batch: str | None = None, since: Moment | None = None
+    ) -> new_message.NewTasks:
         """Write the messages whose ids no task has; what is there, in whatever state, stays as it is and runs no more.
 
         Each message needs a ``task_id``. So the call can be made again, by anybody and side by side: each task is

@@ -13,8 +13,8 @@ from ..core.maintenance import collect, consumer_registry, fsck
 from ..core.maintenance.collect import Collected
 from ..core.maintenance.consumer_registry import Consumer
 from ..core.maintenance.fsck import FsckReport
+from ..core.model import new_message
 from ..core.model.filters import FilterMethods, FilterType, Selector
-from ..core.model.new_message import Message, OnConflict
 from ..core.model.settings import Limit, RetryPolicy
 from ..core.model.states import State, Status
 from ..core.model.values import Duration, Moment, WaitFor
@@ -49,7 +49,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
         lock: Duration | None = None,
-        on_conflict: OnConflict = "raise",
+        on_conflict: new_message.OnConflict = "raise",
         not_before: Moment | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -80,11 +80,11 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
 
     async def enqueue_many(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[new_message.Message],
         *,
         batch: str | None = None,
-        then: Message | None = None,
-        on_conflict: OnConflict | None = None,
+        then: new_message.Message | None = None,
+        on_conflict: new_message.OnConflict | None = None,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
@@ -118,7 +118,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
             )
         )
 
-    async def open_batch(self, name: str, *, then: Message | None = None) -> Batch:
+    async def open_batch(self, name: str, *, then: new_message.Message | None = None) -> Batch:
         """Open a batch for `enqueue_many(…, batch=name, on_conflict="skip")` by any process; returns how it stands.
 
         One that is there already stays as it is: `Batch.written` is False as long as members can be added to it.
@@ -575,7 +575,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         metadata: Mapping[str, Any] | None = None,
         policy: RetryPolicy | None = None,
         lock: Duration | None = None,
-        on_conflict: OnConflict = "raise",
+        on_conflict: new_message.OnConflict = "raise",
         not_before: Moment | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -606,11 +606,11 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
 
     def enqueue_many(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[new_message.Message],
         *,
         batch: str | None = None,
-        then: Message | None = None,
-        on_conflict: OnConflict | None = None,
+        then: new_message.Message | None = None,
+        on_conflict: new_message.OnConflict | None = None,
         idempotency_key: str | None = None,
     ) -> list[str]:
         """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
@@ -644,7 +644,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
             )
         )
 
-    def open_batch(self, name: str, *, then: Message | None = None) -> Batch:
+    def open_batch(self, name: str, *, then: new_message.Message | None = None) -> Batch:
         """Open a batch for `enqueue_many(…, batch=name, on_conflict="skip")` by any process; returns how it stands.
 
         One that is there already stays as it is: `Batch.written` is False as long as members can be added to it.

@@ -15,17 +15,10 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Any, Final, Generic, TypeVar, cast
 
+from ..core.model import values
 from ..core.model.filters import FilterMethods, Selector
 from ..core.model.handler_outcomes import Error, Handled, Retry, Snooze, Success
 from ..core.model.states import State
-from ..core.model.values import (
-    Duration,
-    optional_seconds,
-    optional_whole_number,
-    seconds,
-    spell_duration,
-    whole_number,
-)
 from ..core.read.inspect import Task
 from ..core.tasks.settle_by_outcome import error_text
 from ..errors import ClaimLost, ConfigError, CorruptRecord, QueueNotFound, SessionLost, TransportError, ZkmqError
@@ -77,7 +70,7 @@ class InHandler(Task, Generic[R]):
         reported: R = self._claim.progress(progress, note)
         return reported
 
-    def extend(self, lease: Duration) -> R:
+    def extend(self, lease: values.Duration) -> R:
         """Hold the task `lease` more seconds from now, where it has a lock or a lease. Raises `ClaimLost`."""
         extended: R = self._claim.extend(lease)
         return extended
@@ -198,7 +191,7 @@ def _when(pause: float | None) -> str:
         return "to be tried again"
     if pause < 0.1:
         return "again at once"
-    return f"again in {round(pause, 1):g} s" if pause < 100 else f"again in {spell_duration(round(pause))}"
+    return f"again in {round(pause, 1):g} s" if pause < 100 else f"again in {values.spell_duration(round(pause))}"
 
 
 # --- Watching a worker's queue: what a worker tells its monitor, and Carmine's ready-made one.
@@ -236,7 +229,7 @@ def watching(queue: str) -> Iterator[None]:
 
 def monitor(
     max_size: int = 1000,
-    period: Duration = SIX_HOURS,
+    period: values.Duration = SIX_HOURS,
     warn: Callable[[str], object] = log.warning,
     clock: Callable[[], float] = time.monotonic,
 ) -> Monitor:
@@ -244,7 +237,7 @@ def monitor(
 
     Carmine's ``monitor-fn``, with its default values. Raises `ConfigError`.
     """
-    most, span = whole_number("max_size", max_size), seconds("period", period)
+    most, span = values.whole_number("max_size", max_size), values.seconds("period", period)
     warned: list[float] = []
 
     def look(poll: Poll) -> None:
@@ -421,31 +414,31 @@ class Working(ABC, Generic[Q]):
         node: Mapping[str, object] | None = None,
         filter_method: FilterMethods = "absolute",
         selector: Selector | str | None = None,
-        grace: Duration = 30.0,
+        grace: values.Duration = 30.0,
         transactional: bool = False,
-        lease: Duration | None = None,
+        lease: values.Duration | None = None,
         heartbeat: bool = True,
-        throttle: Duration = 0,
+        throttle: values.Duration = 0,
         prefetch: int = 32,
         limit: int | None = None,
-        task_timeout: Duration | None = None,
+        task_timeout: values.Duration | None = None,
         on_settled: Settled | None = None,
         monitor: Monitor | None = None,
-        auto_start: bool | Duration = False,
+        auto_start: bool | values.Duration = False,
     ) -> None:
-        self._thread_count = whole_number("threads", threads, 0)
+        self._thread_count = values.whole_number("threads", threads, 0)
         if transactional and lease is not None:
             msg = "a transaction is bound to its session: give either transactional=True or lease=, not both"
             raise ConfigError(msg)
         self._transactional = transactional
         self._choice = Choice(node=node, filter_method=filter_method, selector=selector)
-        self._lease, self._throttle = optional_seconds("lease", lease), seconds("throttle", throttle)
-        self.grace = seconds("grace", grace)
-        self._task_timeout = optional_seconds("task_timeout", task_timeout)
+        self._lease, self._throttle = values.optional_seconds("lease", lease), values.seconds("throttle", throttle)
+        self.grace = values.seconds("grace", grace)
+        self._task_timeout = values.optional_seconds("task_timeout", task_timeout)
         if self._task_timeout is not None and self._task_timeout < LEAST_TIMEOUT:
             raise ConfigError(f"task_timeout {task_timeout!r} is not allowed: {LEAST_TIMEOUT:g} seconds or more")
-        most = whole_number("prefetch", prefetch, 0)
-        self._budget = Budget(optional_whole_number("limit", limit, 1))
+        most = values.whole_number("prefetch", prefetch, 0)
+        self._budget = Budget(values.optional_whole_number("limit", limit, 1))
         awaited = isinstance(self._calls, AwaitedCalls)
         if not callable(handler) or inspect.iscoroutinefunction(handler) is not awaited:
             kind = "coroutine function" if awaited else "plain function"
@@ -471,7 +464,7 @@ class Working(ABC, Generic[Q]):
         self._monitor = monitor
         self._set_up()
         if auto_start is not False:
-            self._start_after(None if auto_start is True else seconds("auto_start", auto_start))
+            self._start_after(None if auto_start is True else values.seconds("auto_start", auto_start))
 
     @property
     def stopping(self) -> bool:

@@ -21,20 +21,8 @@ from ..core.read.queue_existence import refuse_another_layout
 from ..core.zk_operations import Procedure
 from ..coroutine_runners import run_blocking
 from ..errors import HostNotFound, SessionLost, TaskTooLarge, TransportError, ZkmqError
+from . import connection
 from .acl_check import ReadAcl
-from .connection import (
-    CallDeadline,
-    ContainerCreation,
-    Listing,
-    MultiRead,
-    MultiRequest,
-    Read,
-    Refused,
-    Written,
-    exception,
-    is_address,
-    left,
-)
 from .session import CHILD, CLOSING_SECONDS, DATA, NotedReply, Reply, Session, ThreadSignal
 
 # --- Operations to kazoo requests, and replies back.
@@ -74,15 +62,15 @@ def submit(session: Session, op: Request, *, more: bool = False) -> SentRequest:
         request: Any
         match op:
             case zk.Multi(ops):
-                request = MultiRequest(ops, session.access.rights)
+                request = connection.MultiRequest(ops, session.access.rights)
             case zk.CreateContainer(path):
-                request = ContainerCreation(path, session.access.rights)
+                request = connection.ContainerCreation(path, session.access.rights)
             case zk.GetMany(paths):
-                request = MultiRead(paths)
+                request = connection.MultiRead(paths)
             case zk.Get(path, _):
-                request = Read(path, fan)
+                request = connection.Read(path, fan)
             case zk.Children(path, _):
-                request = Listing(path, fan)
+                request = connection.Listing(path, fan)
             case zk.Exists(path, _):
                 request = wire.Exists(path, fan)
             case zk.Sync(path):
@@ -140,7 +128,7 @@ def receive(session: Session, sent: SentRequest, value: Any) -> Any:
     match sent.op:
         case zk.Multi():
             result = value[0]
-            if isinstance(result, Written):
+            if isinstance(result, connection.Written):
                 return zk.Outcome(committed=True, time=result.time, zxid=result.zxid, sent=sent.at)
             return _refusal(session, result, sent.at)
         case zk.CreateContainer():
@@ -201,12 +189,12 @@ def _many_item(session: Session, item: Any) -> zk.Node | None:
     raise ZkmqError(f"ZooKeeper refused a read with error {item}")
 
 
-def _refusal(session: Session, result: Refused, sent: float) -> zk.Outcome:
+def _refusal(session: Session, result: connection.Refused, sent: float) -> zk.Outcome:
     if result.at is None:
         return zk.Outcome(
             committed=False, failure=zk.Failure.OTHER, detail="the transaction was rolled back", sent=sent
         )
-    error = exception(result.code)
+    error = connection.exception(result.code)
     if isinstance(error, exceptions.NoAuthError | exceptions.InvalidACLError):
         raise mapped(session, error)
     failure = _FAILURES.get(type(error), zk.Failure.OTHER)
@@ -229,10 +217,10 @@ def post(session: Session, op: zk.Post) -> bool:
         return False
 
     def note(value: Any, error: BaseException | None) -> None:
-        if error is not None or isinstance(value[0], Refused):  # it was not carried out, or nobody knows
+        if error is not None or isinstance(value[0], connection.Refused):  # it was not carried out, or nobody knows
             op.lost()
 
-    passed = session.client.give(MultiRequest(op.multi.ops, session.access.rights), NotedReply(note))
+    passed = session.client.give(connection.MultiRequest(op.multi.ops, session.access.rights), NotedReply(note))
     if passed:
         session.requests["Multi"] = session.requests.get("Multi", 0) + 1
     return passed
@@ -251,7 +239,7 @@ def post(session: Session, op: zk.Post) -> bool:
 T = TypeVar("T")
 
 
-def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
+def run(session: Session, procedure: Procedure[T], call_deadline: connection.CallDeadline | None = None) -> T:
     """Carry a procedure out, blocking the calling thread. Raises `TransportError` in a process forked since.
 
     `call_deadline`: the call's, where it has waited for something before.
@@ -264,7 +252,7 @@ def run(session: Session, procedure: Procedure[T], call_deadline: CallDeadline |
     raise AssertionError("a driver of threads has nobody to give way to")
 
 
-async def arun(session: Session, procedure: Procedure[T], call_deadline: CallDeadline | None = None) -> T:
+async def arun(session: Session, procedure: Procedure[T], call_deadline: connection.CallDeadline | None = None) -> T:
     """Carry a procedure out on the running event loop, which is never blocked for long: see `Fairness`."""
     return await LoopDriver(session, call_deadline).run(procedure)
 
@@ -275,7 +263,7 @@ class Driver(ABC):
     __slots__ = ("call_deadline", "session")
     gathers: ClassVar = True  # whether a lone request may leave together with those of others
 
-    def __init__(self, session: Session, call_deadline: CallDeadline | None = None) -> None:
+    def __init__(self, session: Session, call_deadline: connection.CallDeadline | None = None) -> None:
         session.refuse_a_fork()
         self.session = session
         self.call_deadline = call_deadline or session.call_deadline()
@@ -359,7 +347,7 @@ class Driver(ABC):
 
     async def _turn(self, signal: ThreadSignal, seen: int) -> bool:
         """Wait for another call of this client, as long as for a server. Raises `Unavailable`."""
-        if not await self.wait(signal, seen, left(self.call_deadline.begin()), None):
+        if not await self.wait(signal, seen, connection.left(self.call_deadline.begin()), None):
             raise self.session.unavailable(self.call_deadline.limit)
         return True
 
@@ -373,7 +361,7 @@ class Driver(ABC):
                 raise session.unavailable(self.call_deadline.limit)
             if session.connected.is_set():
                 return
-            await self.wait(session.changed, seen, left(deadline), None)
+            await self.wait(session.changed, seen, connection.left(deadline), None)
 
     async def _single(self, op: Request) -> Any:
         """What a procedure gets for one request; what the server's rights need to be asked for comes before it."""
@@ -565,7 +553,7 @@ def open_session(session: Session) -> None:
     `ConfigError` where what stands under the root has another layout.
     """
     limit = session.config.connect_timeout
-    call_deadline = CallDeadline(limit, "connect_timeout")
+    call_deadline = connection.CallDeadline(limit, "connect_timeout")
     call_deadline.limit_to(limit, "connect_timeout", grace=0.0)
     call_deadline.begin()
     try:
@@ -578,10 +566,10 @@ def open_session(session: Session) -> None:
         raise
 
 
-def _check_names(session: Session, call_deadline: CallDeadline) -> None:
+def _check_names(session: Session, call_deadline: connection.CallDeadline) -> None:
     """Return when one of the servers can be looked for. Raises `HostNotFound` where none of their names is known."""
     hosts: Sequence[tuple[str, int]] = session.client.hosts
-    if any(is_address(host) for host, _ in hosts):
+    if any(connection.is_address(host) for host, _ in hosts):
         return
     answered, known = ThreadSignal(), threading.Event()
     looked_up: dict[tuple[str, int], str] = {}
@@ -606,6 +594,6 @@ def _check_names(session: Session, call_deadline: CallDeadline) -> None:
         if all(each in looked_up for each in hosts):
             unknown = ", ".join(looked_up[each] for each in hosts)
             raise HostNotFound(f"no ZooKeeper server can be looked for: its name is not known here: {unknown}")
-        if not left(call_deadline.deadline()):
+        if not connection.left(call_deadline.deadline()):
             raise session.unavailable(call_deadline.limit)
-        answered.wait(seen, left(call_deadline.deadline()))
+        answered.wait(seen, connection.left(call_deadline.deadline()))

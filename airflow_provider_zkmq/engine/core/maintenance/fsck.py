@@ -22,16 +22,7 @@ from msgspec import structs
 from ...errors import CorruptRecord
 from .. import zk_operations as zk
 from ..client_state import Context
-from ..model import znode_names
-from ..model.records import (
-    KEPT_NONCES,
-    HistoryEntry,
-    RecentClaims,
-    TaskState,
-    load_claim,
-    load_span,
-    parse_history_name,
-)
+from ..model import records, znode_names
 from ..model.settings import MAX_RATE, Settings, load_settings
 from ..model.states import ENDED, FAILED, State
 from ..model.values import Count, Span, Zxid, dump, load, seconds
@@ -257,7 +248,7 @@ def _digested(context: Context, nodes: Mapping[str, zk.Node]) -> Procedure[dict[
         paths = [context.paths.task(task, "state") for task in tasks if task is not None]
         for record_path, record in zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True):
             with suppress(CorruptRecord):
-                state = TaskState.decode(record_path, b"" if record is None else record.data)
+                state = records.TaskState.decode(record_path, b"" if record is None else record.data)
                 lane = znode_names.Lane(state.priority, state.filters)
                 lanes |= {lane.name: lane} if lane.name == parts[1] else {}
     return lanes
@@ -367,7 +358,7 @@ class _Layout:
             case ["slots", _]:
                 return b""
             case ["rates", _]:  # what is lost counts as much as there may be
-                return _if_good(path, node.data, RecentClaims, dump(RecentClaims(latest=MAX_RATE)))
+                return _if_good(path, node.data, records.RecentClaims, dump(records.RecentClaims(latest=MAX_RATE)))
             case ["live", _]:
                 return b"" if node.stat.owner else None
             case ["batches", _, "failed", name] if znode_names.is_name(name):
@@ -378,9 +369,9 @@ class _Layout:
 
     def _run(self, path: str, entry: str, data: bytes) -> bytes | None:
         """A run that is kept for the archive, once, under a name that tells which it is."""
-        name = parse_history_name(entry)
+        name = records.parse_history_name(entry)
         with suppress(CorruptRecord):
-            run = HistoryEntry.decode(path, data)
+            run = records.HistoryEntry.decode(path, data)
             known = run.task_id, run.version
             if name is None or known != (name.task_id, name.version) or (run.version and known in self._runs):
                 return None
@@ -520,18 +511,18 @@ def _read_tasks(
     return facts
 
 
-def _decoded(context: Context, task_id: str, nodes: Mapping[str, zk.Node]) -> tuple[TaskState | None, str]:
+def _decoded(context: Context, task_id: str, nodes: Mapping[str, zk.Node]) -> tuple[records.TaskState | None, str]:
     """A task's record, or why there is none."""
     path = context.paths.task(task_id, "state")
     if path not in nodes:
         return None, "it is missing"
     try:
-        return TaskState.decode(path, nodes[path].data), ""
+        return records.TaskState.decode(path, nodes[path].data), ""
     except CorruptRecord as error:
         return None, str(error)
 
 
-def _places_of(context: Context, task_id: str, state: TaskState) -> list[str]:
+def _places_of(context: Context, task_id: str, state: records.TaskState) -> list[str]:
     """All that stands for a task outside of its own tree, as its record has it."""
     claimed, members = state.state is State.CLAIMED, bool(state.batch) and state.state not in ENDED
     places = transitions.notes_of(context, task_id, state) if claimed else [transitions.place_of(context, state)]
@@ -622,7 +613,7 @@ class _TaskCheck:
             nonce, before, ended = self._context.marks.nonce(), self._state, after.ended_zxid
             if before is not None and node is not None and after.state in ENDED and after.state is before.state:
                 ended = before.ended_zxid or node.stat.mzxid
-            settled = (*after.settled, nonce)[-KEPT_NONCES:]
+            settled = (*after.settled, nonce)[-records.KEPT_NONCES :]
             record = structs.replace(after, nonce=nonce, settled=settled, ended_zxid=ended).encode()
             return (
                 zk.Create(path, record) if node is None else zk.SetData(path, record, node.stat.version),
@@ -648,7 +639,7 @@ class _TaskCheck:
     def _has(self, part: str) -> bool:
         return self._at(part) in self._nodes
 
-    def _restored(self, why: str) -> TaskState | None:
+    def _restored(self, why: str) -> records.TaskState | None:
         """A record for a task that has lost it, by what is left: as it is listed among what ended, else a dead letter.
 
         None where nothing is left that could be handled. A run in escrow takes the place of the one that is lost.
@@ -662,7 +653,7 @@ class _TaskCheck:
         found = {_below(self._context, path)[0]: _below(self._context, path) for path in self._listed}
         entry = found.get("queue")
         lane = None if entry is None else znode_names.parse_lane(entry[1])
-        lost = TaskState(
+        lost = records.TaskState(
             State.DEAD, self._place() if entry is None else "/".join(entry[1:]), "",
             priority=0 if lane is None else lane.priority, filters=self._stored_filters(), index=f"dlq/{self._id}",
             error=f"its record was lost: {why}", ended=self._now,
@@ -686,7 +677,7 @@ class _TaskCheck:
         paths = [path for path in below if znode_names.is_name(path.removeprefix(prefix))]
         return {path.removeprefix(prefix): self._nodes[path].data.decode(errors="replace") for path in paths}
 
-    def _corrected(self, state: TaskState) -> TaskState:
+    def _corrected(self, state: records.TaskState) -> records.TaskState:
         """The record as it should be."""
         after = state
         if state.requeue and self._run is None:
@@ -721,7 +712,7 @@ class _TaskCheck:
                 self._say(self._at(part), f"was written over by somebody; task {self._id!r} goes on with it as it is")
         return after
 
-    def _next_run(self, new: new_task.NewTask, *, result: bool) -> TaskState:
+    def _next_run(self, new: new_task.NewTask, *, result: bool) -> records.TaskState:
         """The record of the run in escrow, where the one before it is lost: due now, as it was asked for."""
         self._rerun = True
         self._contents[self._at("data")] = new.data
@@ -730,7 +721,7 @@ class _TaskCheck:
         record = new.record(place, index, self._now)
         return structs.replace(record, result=result and self._has("result"), metadata=True)
 
-    def _given_back(self, state: TaskState, why: str) -> TaskState:
+    def _given_back(self, state: records.TaskState, why: str) -> records.TaskState:
         """A task that nobody holds: it is delivered again, and a run in escrow follows that, as after a rescue."""
         state = state.with_attempt("rescued", self._now, why)
         back = structs.replace(
@@ -746,14 +737,14 @@ class _TaskCheck:
         )
         return self._due_now(back)
 
-    def _due_now(self, state: TaskState) -> TaskState:
+    def _due_now(self, state: records.TaskState) -> records.TaskState:
         """Pending, without an entry in its lane: whoever promotes it puts it there, in its old place."""
         node = self._nodes.get(self._path)
         rank = state.rank or (None if node is None else node.stat.czxid)
         index = znode_names.index_path("scheduled", self._now, self._id)
         return structs.replace(state, due=self._now, index=index, was_due=None, rank=rank)
 
-    def _parts(self, state: TaskState) -> TaskState:
+    def _parts(self, state: records.TaskState) -> records.TaskState:
         """The record with what stands beside it: metadata, a result."""
         metadata = self._at("metadata")
         good = metadata in self._nodes and not _raises(lambda: load(metadata, self._nodes[metadata].data))
@@ -764,7 +755,7 @@ class _TaskCheck:
             self._say(self._at("result"), f"is missing: the result of task {self._id!r} is lost")
         return structs.replace(state, metadata=good, result=result or state.state is State.FINISHED)
 
-    def _claim(self, state: TaskState) -> TaskState:
+    def _claim(self, state: records.TaskState) -> records.TaskState:
         """A claim that stands, with the notes by which it ends; else the task is given back.
 
         Without its ephemeral claim a task waits for the rescue of a dead consumer: that is no damage.
@@ -788,14 +779,14 @@ class _TaskCheck:
             return self._given_back(state, "its consumer was lost")
         span = self._span(state, path, claim)
         for lease in set(transitions.notes_of(self._context, self._id, state)) - {note}:
-            if lease not in self._nodes or _raises(lambda: load_span(lease, self._nodes[lease].data)):  # noqa: B023
+            if lease not in self._nodes or _raises(lambda: records.load_span(lease, self._nodes[lease].data)):  # noqa: B023
                 self._contents[lease] = dump({"seconds": span, "consumer": consumer})
         return state
 
-    def _span(self, state: TaskState, path: str, claim: zk.Node) -> float:
+    def _span(self, state: records.TaskState, path: str, claim: zk.Node) -> float:
         """For how many seconds a claim holds, as it tells itself; 0, which ends it, where it cannot be read."""
         try:
-            record = load_claim(path, claim.data)
+            record = records.load_claim(path, claim.data)
         except CorruptRecord:
             record = {}
         if record.get("consumer") == state.consumer:
@@ -804,7 +795,7 @@ class _TaskCheck:
         self._contents[path] = dump({"consumer": state.consumer, "lease": state.lock, **nonce})
         return state.lock or 0.0
 
-    def _listed_rightly(self, state: TaskState) -> TaskState:
+    def _listed_rightly(self, state: records.TaskState) -> records.TaskState:
         """The record with a place in which the task can be."""
         if znode_names.entry_task(state.entry) != self._id:
             self._say(self._path, "names the place of another task")
@@ -833,7 +824,7 @@ class _TaskCheck:
         index = f"dlq/{self._id}" if dead else znode_names.index_path(str(state.state), ended, self._id)
         return structs.replace(state, due=None, index=index)
 
-    def _is_index(self, state: TaskState) -> bool:
+    def _is_index(self, state: records.TaskState) -> bool:
         """Whether a task can stand where its record says that it is listed."""
         if state.state is State.CLAIMED or state.index is None:
             return state.state is State.CLAIMED and state.index is None
@@ -846,7 +837,7 @@ class _TaskCheck:
         when = znode_names.entry_time(entry.rpartition("/")[2])
         return top == state.state and when is not None and state.index == znode_names.index_path(top, when, self._id)
 
-    def _standing(self, state: TaskState) -> dict[str, bytes | None]:
+    def _standing(self, state: records.TaskState) -> dict[str, bytes | None]:
         """What stands of a task by its record: each znode's data; None: whatever it holds."""
         parts: dict[str, bytes | None] = {"data": None, "state": None}
         parts |= {name: None for name in ("metadata", "result", "requeue") if getattr(state, name)}
@@ -857,7 +848,7 @@ class _TaskCheck:
         standing = {self._base: b"", **{self._at(part): data for part, data in parts.items()}}
         return standing | {path: self._listing(path, state) for path in _places_of(self._context, self._id, state)}
 
-    def _listing(self, path: str, state: TaskState) -> bytes | None:
+    def _listing(self, path: str, state: records.TaskState) -> bytes | None:
         """What a znode holds that lists the task."""
         node, (top, *_) = self._nodes.get(path), _below(self._context, path)
         if top in {"leases", "locks"}:
@@ -870,7 +861,7 @@ class _TaskCheck:
             return b"" if state.rank is None else str(state.rank).encode()
         return None if top != "batches" and node is not None and _RANK.fullmatch(node.data) else b""
 
-    def _compare(self, after: TaskState) -> None:
+    def _compare(self, after: records.TaskState) -> None:
         """Say what differs from the record, and make the operations that bring the tree to what it should be.
 
         What follows from a change of the record is not said as well.
@@ -901,7 +892,7 @@ class _TaskCheck:
         elif self._rerun and self._state is not None and self._state.batch is not None:
             self._note_failure(self._state)  # the run that was cut off counts for its batch
 
-    def _note_failure(self, state: TaskState) -> None:
+    def _note_failure(self, state: records.TaskState) -> None:
         """Have a batch tell of a member that ended in failure, as long as it is open."""
         base = self._context.paths.batch(state.batch or "")
         failed, batch, record = f"{base}/failed/{self._id}", self._nodes.get(base), self._nodes.get(self._path)

@@ -13,21 +13,12 @@ from msgspec import structs
 from ...errors import ConfigError, CorruptRecord, TaskNotFound
 from .. import zk_operations as zk
 from ..client_state import Claimed, Context
+from ..model import znode_names
 from ..model.filters import EVERYTHING, FilterTypes, Selector, as_selector, parse_selector
 from ..model.records import Attempt, HistoryEntry, TaskState, claimed_before, load_claim
 from ..model.settings import Conf, Limit
 from ..model.states import ENDED, STATE_OF, State, Status, derive_status
 from ..model.values import load, moment_of, optional_moment_of, optional_whole_number, spell_duration
-from ..model.znode_names import (
-    BUCKET_MS,
-    SEPARATOR,
-    bucket_start,
-    check_name,
-    entry_task,
-    entry_time,
-    is_lane,
-    segments_of,
-)
 from ..zk_operations import Children, Get, Node, Pipeline, Procedure, Stat, Sync, Watch
 from . import bulk_read
 from .claim_status import DEADLINES, Lapsed, lapsed_among, lapsed_of, lapsed_tasks, recent_claims, status_of
@@ -82,7 +73,7 @@ def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
             consumers = sorted((yield Children(context.paths.at("consumers"))) or ())
             notes = yield from bulk_read.list_children([context.paths.consumer(name, "current") for name in consumers])
             leases = (yield Children(context.paths.at("leases"))) or ()
-            leased = [name.rpartition(SEPARATOR)[0] for name in leases]
+            leased = [name.rpartition(znode_names.SEPARATOR)[0] for name in leases]
             return sorted({task for names in notes for task in names} | set(filter(None, leased)))
         case State.FINISHED:
             entries += yield from _two_levels(context, "finished")
@@ -91,11 +82,11 @@ def listed_ids(context: Context, state: State | None) -> Procedure[list[str]]:
             entries += yield from _two_levels(context, "cancelled")
         case State.INSERTED:
             scheduled = yield from _two_levels(context, "scheduled")
-            for lane in sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ())):
+            for lane in sorted(filter(znode_names.is_lane, (yield Children(context.paths.at("queue"))) or ())):
                 entries += yield from _two_levels(context, f"queue/{lane}")
             entries += scheduled
     # Each once, also one that was listed twice on its way.
-    return list(dict.fromkeys(task for task in map(entry_task, entries) if task is not None))
+    return list(dict.fromkeys(task for task in map(znode_names.entry_task, entries) if task is not None))
 
 
 def _two_levels(context: Context, index: str) -> Procedure[list[str]]:
@@ -108,8 +99,8 @@ def _parts(context: Context, index: str) -> Procedure[list[str]]:
     """The buckets of an index, or the segments of a lane; what is neither is not looked into."""
     names: list[str] = (yield Children(context.paths.at(index))) or []
     if index.startswith("queue/"):
-        return sorted(segments_of(names))
-    return sorted(name for name in names if bucket_start(name) is not None)
+        return sorted(znode_names.segments_of(names))
+    return sorted(name for name in names if znode_names.bucket_start(name) is not None)
 
 
 def counts(context: Context) -> Procedure[dict[str, int]]:
@@ -121,7 +112,7 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     """
     yield from read_conf(context)
     pending = 0
-    for lane in sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ())):
+    for lane in sorted(filter(znode_names.is_lane, (yield Children(context.paths.at("queue"))) or ())):
         pending += yield from _count_two(context, f"queue/{lane}")
     delayed, scheduled = yield from _count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
@@ -155,8 +146,8 @@ def _count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tupl
         return 0, 0
     past = yield from certainly_past(context)
     path = {name: context.paths.at("scheduled", name) for name in buckets}
-    begun = {name for name in buckets if (bucket_start(name) or 0) <= past}
-    over = {name for name in begun if (bucket_start(name) or 0) + BUCKET_MS <= past}
+    begun = {name for name in buckets if (znode_names.bucket_start(name) or 0) <= past}
+    over = {name for name in begun if (znode_names.bucket_start(name) or 0) + znode_names.BUCKET_MS <= past}
     whole = [name for name in buckets if name in over or name not in begun]
     stats = dict(zip(whole, (yield from bulk_read.read_stats([path[name] for name in whole])), strict=True))
     listed = [
@@ -164,7 +155,9 @@ def _count_scheduled(context: Context, buckets: Sequence[str]) -> Procedure[tupl
     ]
     counted = {name: 0 if stat is None else stat.children for name, stat in stats.items()}
     later = sum(count for name, count in counted.items() if name not in over)
-    return sum(counted.values()) + len(listed), later + sum((entry_time(name) or 0) > past for name in listed)
+    return sum(counted.values()) + len(listed), later + sum(
+        (znode_names.entry_time(name) or 0) > past for name in listed
+    )
 
 
 # --- How many tasks are pending, for who asks again and again: under watches, so that it costs by what has changed.
@@ -181,10 +174,10 @@ def pending(context: Context) -> Procedure[int]:
     at, seen = context.paths.at, set[str]()
     tops = [at(name) for name in ("queue", "scheduled", *DEADLINES)]
     names, scheduled, *deadlines = yield from _below(context, tops, sorted, seen)
-    lanes = [at("queue", lane) for lane in filter(is_lane, names)]
-    segments = yield from _below(context, lanes, segments_of, seen)
+    lanes = [at("queue", lane) for lane in filter(znode_names.is_lane, names)]
+    segments = yield from _below(context, lanes, znode_names.segments_of, seen)
     lists = [f"{lane}/{name}" for lane, found in zip(lanes, segments, strict=True) for name in found]
-    lists += [at("scheduled", name) for name in scheduled if bucket_start(name) is not None]
+    lists += [at("scheduled", name) for name in scheduled if znode_names.bucket_start(name) is not None]
     listed = yield from _below(context, lists, len, seen)
     for path in context.sizes.readings.keys() - seen:
         context.sizes.readings.pop(path, None)
@@ -221,7 +214,7 @@ def member_ids(context: Context, batch: str) -> Procedure[list[str]]:
     that members get are tried first, and the record of each task is read only where these are not all of them.
     Raises `TaskNotFound` for a batch that does not exist.
     """
-    base = context.paths.batch(check_name("batch", batch))
+    base = context.paths.batch(znode_names.check_name("batch", batch))
     node: Node | None = yield Get(base)
     if node is None:
         yield Sync(base)  # the server that we read from may lag behind
@@ -448,7 +441,7 @@ def task_of_claim(context: Context, claimed: Claimed) -> Task:
 
 def read_task(context: Context, task_id: str) -> Procedure[Task]:
     """One task. Raises `ConfigError` for a bad id, `TaskNotFound`, `CorruptRecord`."""
-    check_name("task id", task_id)
+    znode_names.check_name("task id", task_id)
     tasks = yield from read_tasks(context, [task_id], strict=True)
     if not tasks:
         yield Sync(context.paths.task(task_id))  # the server that we read from may lag behind
@@ -570,7 +563,7 @@ def checked_ids(task_ids: Sequence[str]) -> list[str]:
     """Each id once, in order. Raises `ConfigError` for one text instead of a list, and for what is no id."""
     if isinstance(task_ids, str):
         raise ConfigError(f"a list of task ids belongs here, not the text {task_ids!r}")
-    return [check_name("task id", each) for each in dict.fromkeys(task_ids)]
+    return [znode_names.check_name("task id", each) for each in dict.fromkeys(task_ids)]
 
 
 def list_ids(context: Context, state: State | str | None = None) -> Procedure[list[str]]:
@@ -759,7 +752,7 @@ class Znode:
 
 def read_tree(context: Context, task_id: str) -> Procedure[list[Znode]]:
     """Every znode of a task, to see what one enqueue wrote: equal czxids are one transaction."""
-    base = context.paths.task(check_name("task id", task_id))
+    base = context.paths.task(znode_names.check_name("task id", task_id))
     parts = sorted((yield zk.Children(base)) or ())
     filters = sorted((yield zk.Children(f"{base}/filters")) or ())
     paths = (base, *(f"{base}/{part}" for part in parts), *(f"{base}/filters/{name}" for name in filters))

@@ -14,18 +14,8 @@ from msgspec import structs
 from ... import errors
 from .. import zk_operations as zk
 from ..client_state import Context, Mark
+from ..model import new_message
 from ..model.filters import parse_filters
-from ..model.new_message import (
-    Message,
-    NewTasks,
-    OnConflict,
-    encode_data,
-    encode_metadata,
-    keyed,
-    skips_existing,
-    with_on_conflict,
-    without_trace,
-)
 from ..model.records import TaskState
 from ..model.settings import Conf, RetryPolicy
 from ..model.states import ENDED, FAILED, Event, State, Status
@@ -315,7 +305,7 @@ def _keep(context: Context, call: Call) -> None:
 
 def _said(new: new_task.NewTask) -> int:
     """What a caller asked for with one message, beside its id: equal for equal messages in this process."""
-    metadata = without_trace(new.metadata)
+    metadata = new_message.without_trace(new.metadata)
     content = (new.data, metadata, new.lane.name, new.delay, new.not_before, str(new.policy), new.lock)
     return hash((*content, new.update, new.requeue, new.batch, new.only_new))
 
@@ -323,13 +313,15 @@ def _said(new: new_task.NewTask) -> int:
 # --- Messages for tasks that are to be new, validated; what is refused is told by its position and its part.
 
 
-def prepare_new(context: Context, conf: Conf, position: int, message: Message, batch: str | None) -> new_task.NewTask:
+def prepare_new(
+    context: Context, conf: Conf, position: int, message: new_message.Message, batch: str | None
+) -> new_task.NewTask:
     """A message, validated. Raises `BadMessage`, which says where in the call and in the message the trouble is."""
     try:
-        if isinstance(message, Message) and message.task_id is None:
+        if isinstance(message, new_message.Message) and message.task_id is None:
             msg = "task id None is not allowed: only by an id of its own can be told whether a task is there"
             raise errors.ConfigError(msg)
-        if isinstance(message, Message) and (message.replaces or message.requeues):
+        if isinstance(message, new_message.Message) and (message.replaces or message.requeues):
             msg = f"on_conflict={message.on_conflict!r} is about tasks that are there; here those are left alone"
             raise errors.ConfigError(msg)
         new = new_task.prepare(context, conf, message, batch)
@@ -340,11 +332,11 @@ def prepare_new(context: Context, conf: Conf, position: int, message: Message, b
 
 
 #: The parts of a message, each with what refuses it.
-_PARTS: Final[dict[str, Callable[[Conf, Message], object]]] = {
+_PARTS: Final[dict[str, Callable[[Conf, new_message.Message], object]]] = {
     "task_id": lambda _, message: check_name("task id", message.task_id),
-    "data": lambda _, message: encode_data("data", message.data),
+    "data": lambda _, message: new_message.encode_data("data", message.data),
     "filters": lambda conf, message: parse_filters(conf.types, message.filters),
-    "metadata": lambda _, message: encode_metadata(message.metadata),
+    "metadata": lambda _, message: new_message.encode_metadata(message.metadata),
     "priority": lambda _, message: check_priority(message.priority),
     "delay": lambda _, message: message.times(),
 }
@@ -352,7 +344,7 @@ _PARTS: Final[dict[str, Callable[[Conf, Message], object]]] = {
 
 def _part(conf: Conf, message: object) -> str | None:
     """The part of a message that is refused; None where it is something else."""
-    if not isinstance(message, Message):
+    if not isinstance(message, new_message.Message):
         return None
     for name, check in _PARTS.items():
         try:
@@ -634,7 +626,7 @@ def _write(call: Call, groups: Sequence[_Group]) -> Procedure[list[_Group]]:
 # --- Enqueue: one message, many, or a batch of them; each task's tree and its entry are written in one transaction.
 
 
-def enqueue(context: Context, message: Message) -> Procedure[str]:
+def enqueue(context: Context, message: new_message.Message) -> Procedure[str]:
     """Write one task; returns its id when it is durable."""
     new = new_task.prepare(context, (yield from read_conf(context, create=True)), message)
     call = begin(context, [new])
@@ -642,7 +634,7 @@ def enqueue(context: Context, message: Message) -> Procedure[str]:
     return new.task_id
 
 
-def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[list[str]]:
+def enqueue_many(context: Context, messages: Sequence[new_message.Message]) -> Procedure[list[str]]:
     """Write many tasks; see `enqueue_each`."""
     new_tasks = yield from prepare_many(context, messages)
     call = begin(context, new_tasks)
@@ -651,7 +643,7 @@ def enqueue_many(context: Context, messages: Sequence[Message]) -> Procedure[lis
 
 
 def enqueue_batch(
-    context: Context, messages: Sequence[Message], batch: str, then: Message | None = None
+    context: Context, messages: Sequence[new_message.Message], batch: str, then: new_message.Message | None = None
 ) -> Procedure[list[str]]:
     """Write many tasks as one batch, which is done when each of them has ended; `then` is enqueued at that moment.
 
@@ -665,7 +657,7 @@ def enqueue_batch(
     name = check_name("batch", batch)
     named = [
         replace(message, task_id=member_id(name, number))
-        if isinstance(message, Message) and message.task_id is None
+        if isinstance(message, new_message.Message) and message.task_id is None
         else message
         for number, message in enumerate(messages)
     ]
@@ -687,7 +679,7 @@ def _refuse_conflicts(batch: str, new_tasks: Sequence[new_task.NewTask]) -> None
 
 
 def _write_batch(
-    context: Context, call: Call, messages: Sequence[Message], name: str, then: new_task.NewTask | None
+    context: Context, call: Call, messages: Sequence[new_message.Message], name: str, then: new_task.NewTask | None
 ) -> Procedure[list[str]]:
     new_tasks, before, call.opened = call.new_tasks, call.opened, True
     try:
@@ -705,7 +697,7 @@ def _write_batch(
 
 
 def prepare_many(
-    context: Context, messages: Sequence[Message], batch: str | None = None
+    context: Context, messages: Sequence[new_message.Message], batch: str | None = None
 ) -> Procedure[list[new_task.NewTask]]:
     """Validate every message. Raises `ConfigError`, `TaskTooLarge`; nothing is written."""
     conf = yield from read_conf(context, create=True)
@@ -729,7 +721,7 @@ def refuse_repeated_ids(new_tasks: Sequence[new_task.NewTask]) -> None:
 COUNTS: Final = 20
 
 
-def open_shared(context: Context, name: str, *, then: Message | None = None) -> Procedure[Batch]:
+def open_shared(context: Context, name: str, *, then: new_message.Message | None = None) -> Procedure[Batch]:
     """Open a batch for `enqueue_many(…, batch=name, on_conflict="skip")` by any process; returns how it stands.
 
     One that is there already stays as it is: `Batch.written` is False as long as members can be added to it. `then`: a
@@ -775,8 +767,8 @@ _MARGIN: Final = 0.1
 
 
 def enqueue_new(
-    context: Context, messages: Sequence[Message], *, batch: str | None = None, since: Moment | None = None
-) -> Procedure[NewTasks]:
+    context: Context, messages: Sequence[new_message.Message], *, batch: str | None = None, since: Moment | None = None
+) -> Procedure[new_message.NewTasks]:
     """Write the messages whose ids no task has; what is there, in whatever state, stays as it is and runs no more.
 
     Each message needs a ``task_id``. So the call can be made again, by anybody and side by side: each task is written
@@ -796,7 +788,7 @@ def enqueue_new(
     return (yield from run_call(context, call, _load(context, call, began)))
 
 
-def _load(context: Context, call: Call, since: int | None) -> Procedure[NewTasks]:
+def _load(context: Context, call: Call, since: int | None) -> Procedure[new_message.NewTasks]:
     """Write what is missing, a window of transactions after the other."""
     found, existing = set[str](), set[str]()  # ids for which a transaction was refused, and of tasks that are there
     yield zk.Sync(context.paths.at("tasks"))  # what is seen there was there when the call was made
@@ -812,7 +804,7 @@ def _load(context: Context, call: Call, since: int | None) -> Procedure[NewTasks
             looked_for = [new for group in again for new in group.new_tasks]
     ids = [new.task_id for new in call.new_tasks]
     written = tuple(task_id for task_id in ids if task_id in call.written)
-    return NewTasks(written, tuple(task_id for task_id in ids if task_id not in call.written))
+    return new_message.NewTasks(written, tuple(task_id for task_id in ids if task_id not in call.written))
 
 
 def _refuse_late(context: Context, since: int) -> Procedure[None]:
@@ -874,7 +866,7 @@ def enqueue_one(
     metadata: Mapping[str, Any] | None = None,
     policy: RetryPolicy | None = None,
     lock: Duration | None = None,
-    on_conflict: OnConflict = "raise",
+    on_conflict: new_message.OnConflict = "raise",
     not_before: Moment | None = None,
     idempotency_key: str | None = None,
 ) -> Procedure[str]:
@@ -884,7 +876,9 @@ def enqueue_one(
     `idempotency_key`: as in `enqueue_many`. Raises `ConfigError`, `TaskTooLarge`, `DuplicateTask`; then nothing was
     written. `OutcomeUnknown`: it was or was not; the same call with its ``task_ids[0]`` as `task_id` is the same task.
     """
-    message = Message(data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before)
+    message = new_message.Message(
+        data, filters, priority, delay, task_id, metadata, policy, lock, on_conflict, not_before
+    )
     if idempotency_key is None and on_conflict != "skip":
         return enqueue(context, message)
     return _only(enqueue_each(context, [message], idempotency_key=idempotency_key))
@@ -896,11 +890,11 @@ def _only(procedure: Procedure[list[T]]) -> Procedure[T]:
 
 def enqueue_each(
     context: Context,
-    messages: Sequence[Message],
+    messages: Sequence[new_message.Message],
     *,
     batch: str | None = None,
-    then: Message | None = None,
-    on_conflict: OnConflict | None = None,
+    then: new_message.Message | None = None,
+    on_conflict: new_message.OnConflict | None = None,
     idempotency_key: str | None = None,
 ) -> Procedure[list[str]]:
     """Write many tasks, several trees a transaction and several transactions in flight; returns their ids in order.
@@ -922,17 +916,17 @@ def enqueue_each(
     state and with whatever payload, stays as it is. Messages with ids of their own, an `on_conflict` that changes a
     task, and `batch` are refused with it.
     """
-    messages = with_on_conflict(messages, on_conflict)
+    messages = new_message.with_on_conflict(messages, on_conflict)
     if idempotency_key is not None:
         if batch is not None or then is not None:
             msg = "idempotency_key and batch: give one of them; a batch is known by its name when it is enqueued again"
             raise errors.ConfigError(msg)
-        messages, missing = keyed(context.queue, idempotency_key, messages), True
+        messages, missing = new_message.keyed(context.queue, idempotency_key, messages), True
     else:
         if then is not None and batch is None:
             msg = "then= needs batch=: it follows when the last task of a batch has ended"
             raise errors.ConfigError(msg)
-        missing = skips_existing(messages)
+        missing = new_message.skips_existing(messages)
         if missing and then is not None:
             msg = "then= is given to open_batch where a batch is written with on_conflict='skip'"
             raise errors.ConfigError(msg)
