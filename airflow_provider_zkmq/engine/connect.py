@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from ..environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
-from ..filequeue.client import FileClient
-from ..filequeue.file_claim import FileClaim
-from ..filequeue.queue import FileQueue
 from .api.client import Client
-from .api.queue import Claim, Queue
 from .connection_config import ConnectionConfig
+
+if TYPE_CHECKING:
+    from ..filequeue import FileClaim, FileClient, FileQueue
+    from .api.queue import Claim, Queue
 
 #: What a connection, a queue and a claim of either are to whoever uses both.
 AnyClient: TypeAlias = "Zkmq | FileClient"
-AnyQueue: TypeAlias = Queue | FileQueue
-AnyClaim: TypeAlias = Claim | FileClaim
+AnyQueue: TypeAlias = "Queue | FileQueue"
+AnyClaim: TypeAlias = "Claim | FileClaim"
 
 
 class Zkmq(Client):
@@ -40,5 +40,7 @@ class Zkmq(Client):
         ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
         """
         if isinstance(hosts, str) and hosts.startswith(FILES):
+            from ..filequeue import FileClient
+
             return FileClient.connect(hosts, root, gc=gc, **options)
         return cls(ConnectionConfig.of(hosts, root, **options), gc=gc).start()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from . import lazy_asyncio as asyncio
 from .log import log
 
 T = TypeVar("T")

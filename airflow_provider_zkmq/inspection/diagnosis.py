@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -44,15 +43,16 @@ def warnings(found: dict[str, Any]) -> list[str]:
 
 def installed_extras() -> dict[str, bool]:
     """The extras of this package, and whether all that each needs is installed."""
+    from importlib import metadata  # it brings an e-mail parser, which a worker has no use for
+
+    def is_installed(name: str) -> bool:
+        try:
+            return bool(metadata.version(name))
+        except metadata.PackageNotFoundError:
+            return False
+
     there: dict[str, bool] = {}
     for text in metadata.requires(_DISTRIBUTION) or ():
         if extra := re.search(r"extra == ['\"]([\w-]+)", text):
-            there[extra[1]] = there.get(extra[1], True) and _is_installed(re.split(r"[^\w.-]", text)[0])
+            there[extra[1]] = there.get(extra[1], True) and is_installed(re.split(r"[^\w.-]", text)[0])
     return dict(sorted(there.items()))
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False

@@ -17,10 +17,10 @@ from airflow_provider_zkmq.engine.core.model.states import State
 from airflow_provider_zkmq.engine.coroutine_runners import run_blocking
 from airflow_provider_zkmq.engine.errors import ClaimLost, OutcomeUnknown, SessionLost, Unavailable
 from airflow_provider_zkmq.engine.working import held_deliveries, worker_base
-from airflow_provider_zkmq.engine.working.async_worker import LoopSettler
+from airflow_provider_zkmq.engine.working.async_worker import AwaitedCalls, LoopSettler
 from airflow_provider_zkmq.engine.working.held_deliveries import NOT_BEGUN, OUTLASTED, Deliveries, Delivery
 from airflow_provider_zkmq.engine.working.worker import ThreadSettler
-from airflow_provider_zkmq.engine.working.worker_base import AwaitedCalls, BlockingCalls, DeliveryResult, Tally
+from airflow_provider_zkmq.engine.working.worker_base import BlockingCalls, DeliveryResult, Tally
 from tests.unit.test_cli import a_task
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from .. import lazy_asyncio as asyncio
 from ..core.claim.claim import ClaimRequest
 from ..core.client_state import Caller, Claimed, Context
 from ..core.maintenance.due_work import give_back
@@ -170,6 +169,8 @@ async def in_thread(call: Callable[[], T]) -> T:
     Not on the loop's own threads: of those there are few, so that many clients that wait for one server would wait
     behind one another.
     """
+    from concurrent.futures import Future
+
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
+from .. import lazy_asyncio as asyncio
 from ..core.claim.claim_iterator import Loop, go_on, wind_up
 from ..core.client_state import Caller, Claimed, Context
 from ..coroutine_runners import OF_CALLS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Generator
 from typing import Any, Self
 
 from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
+from .. import lazy_asyncio as asyncio
 from ..connection_config import ConnectionConfig
 from ..core.client_state import Clock, Context
 from ..core.maintenance.consumer_registry import unregister

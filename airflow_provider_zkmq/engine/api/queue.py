@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..working.async_worker import AsyncWorker
 from ..working.worker import Worker
 from .claims import AsyncClaim, Claim
 from .internal_methods import AsyncQueueInternals, QueueInternals
 from .queue_methods import AsyncQueueMethods, QueueMethods
+
+if TYPE_CHECKING:
+    from ..working.async_worker import AsyncWorker
 
 __all__ = ["AsyncClaim", "AsyncQueue", "Claim", "Queue"]
 
@@ -33,4 +35,6 @@ class AsyncQueue(AsyncQueueMethods):
 
     def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
         """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""
+        from ..working.async_worker import AsyncWorker
+
         return AsyncWorker(self, handler, **options)

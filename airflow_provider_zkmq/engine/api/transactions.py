@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from types import TracebackType
 from typing import Self, TypeVar
 
+from .. import lazy_asyncio as asyncio
 from ..core.claim.claim import ClaimRequest
 from ..core.read.inspect import Task
 from ..core.zk_operations import Procedure

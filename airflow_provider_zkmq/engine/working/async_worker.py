@@ -80,6 +80,28 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(pending, timeout=CANCEL_SECONDS)
 
 
+class AwaitedCalls(worker_base.BlockingCalls):
+    """Awaits on the running event loop, which cancellations and interrupts are to end."""
+
+    judged = Exception
+    event = asyncio.Event
+    awaited = True
+
+    async def result(self, call: Any) -> Any:
+        """Await it."""
+        return await call
+
+    async def wait(self, event: Any, seconds: float) -> None:
+        """Wait for an event, so many seconds at the most; a cancellation is never swallowed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        await asyncio.sleep(seconds)
+
+
 class AsyncWorker(worker_base.Working[WorkerQueue]):
     """Claims tasks of one queue and awaits a handler on each; the parameters are those of `Worker`.
 
@@ -90,7 +112,7 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
     goes on, fenced off, beside the others (`stuck`).
     """
 
-    _calls = worker_base.AwaitedCalls()
+    _calls = AwaitedCalls()
     _settler: LoopSettler
     _stopping: asyncio.Event
 

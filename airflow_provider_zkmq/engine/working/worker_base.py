@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import inspect
 import logging
 import threading
@@ -295,6 +293,8 @@ class BlockingCalls:
     judged: type[BaseException] = BaseException
     """What a try at settling may raise and be tried again for; anything else is meant for the program."""
     event: Callable[[], Any] = threading.Event
+    awaited = False
+    """Whether the handler is a coroutine function."""
 
     async def result(self, call: Any) -> Any:
         """What a call of a queue or of a claim returns: it is there already."""
@@ -307,27 +307,6 @@ class BlockingCalls:
     async def sleep(self, seconds: float) -> None:
         """Block the thread."""
         time.sleep(seconds)  # noqa: ASYNC251  there is no event loop
-
-
-class AwaitedCalls(BlockingCalls):
-    """Awaits on the running event loop, which cancellations and interrupts are to end."""
-
-    judged = Exception
-    event = asyncio.Event
-
-    async def result(self, call: Any) -> Any:
-        """Await it."""
-        return await call
-
-    async def wait(self, event: Any, seconds: float) -> None:
-        """Wait for an event, so many seconds at the most; a cancellation is never swallowed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await event.wait()
-
-    async def sleep(self, seconds: float) -> None:
-        """Let others go on."""
-        await asyncio.sleep(seconds)
 
 
 class Settler:
@@ -439,7 +418,7 @@ class Working(ABC, Generic[Q]):
             raise ConfigError(f"task_timeout {task_timeout!r} is not allowed: {LEAST_TIMEOUT:g} seconds or more")
         most = values.whole_number("prefetch", prefetch, 0)
         self._budget = Budget(values.optional_whole_number("limit", limit, 1))
-        awaited = isinstance(self._calls, AwaitedCalls)
+        awaited = self._calls.awaited
         if not callable(handler) or inspect.iscoroutinefunction(handler) is not awaited:
             kind = "coroutine function" if awaited else "plain function"
             msg = f"handler {handler!r} is no {kind}: give one that takes a task and returns its result"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from kazoo import exceptions
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization as wire
 
+from .. import lazy_asyncio as asyncio
 from ..core import zk_operations as zk
 from ..core.model.znode_names import LAYOUT, check_layout
 from ..core.read.queue_existence import refuse_another_layout

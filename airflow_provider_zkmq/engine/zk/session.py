@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -25,6 +24,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from .. import lazy_asyncio as asyncio
 from ..connection_config import ConnectionConfig
 from ..core.client_state import Runtime
 from ..core.zk_operations import WaitPlace, WaitQueue, Watch
@@ -311,7 +311,7 @@ class Fairness:
         """Return in this round of the running loop while procedures have a share of it left, else in a later one."""
         loop = asyncio.get_running_loop()
         # A loop that ended in the middle of a round is another one than the next.
-        while self._loop is loop and loop.time() >= self._end:  # noqa: ASYNC110  the next round is what is waited for
+        while self._loop is loop and loop.time() >= self._end:
             await asyncio.sleep(0)
         if self._loop is not loop:
             self._loop, self._end = loop, loop.time() + SHARE
