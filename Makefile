@@ -11,6 +11,8 @@ WORKERS ?= 4
 PYZ ?= zkmq.pyz
 PYZ_PYTHONS ?= 3.11 3.12 3.13
 PARTS := $(PYZ).parts
+# What no verb needs: each file in the archive takes a worker a kilobyte of memory. Of the time zones, UTC stays.
+UNUSED := tzdata/zoneinfo/*/ kazoo/tests pygments/lexers/[a-z]*.py
 INTO := $(BIN)/python -m pip install --quiet --no-deps --no-compile --target
 
 $(PYZ): $(VENV)/.ready
@@ -20,6 +22,7 @@ $(PYZ): $(VENV)/.ready
 	        && cp -R $(PARTS)/$$version/. $(PARTS)/all || exit 1; \
 	done
 	$(INTO) $(PARTS)/all .
+	cd $(PARTS)/all && rm -rf $(UNUSED)
 	$(BIN)/shiv --site-packages $(PARTS)/all --console-script zkmq --compressed --reproducible --output-file $@
 	rm -rf $(PARTS)
 
