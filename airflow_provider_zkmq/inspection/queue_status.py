@@ -29,11 +29,15 @@ def queue_status(queue: AnyQueue, hung_after: float) -> dict[str, Any]:
     """How a queue stands. `hung_after`: for so many seconds nothing may be heard of a task in hand."""
     from ..engine.queue_internals import internals
 
-    seen = internals(queue).overview()
+    return status_record(queue.name, internals(queue).overview(), hung_after)
+
+
+def status_record(queue: str, seen: Overview, hung_after: float) -> dict[str, Any]:
+    """The same of an overview that was read already."""
     hung = [each for each in seen.held if is_hung(each, hung_after)]
     return {
-        "queue": queue.name,
-        "troubles": list(_troubles(queue.name, seen, hung)),
+        "queue": queue,
+        "troubles": list(_troubles(queue, seen, hung)),
         "counts": seen.counts,
         "paused": seen.paused,
         "consumers": seen.consumers,

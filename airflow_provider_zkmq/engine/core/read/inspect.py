@@ -114,6 +114,11 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     pending = 0
     for lane in sorted(filter(znode_names.is_lane, (yield Children(context.paths.at("queue"))) or ())):
         pending += yield from _count_two(context, f"queue/{lane}")
+    return (yield from counts_beside(context, pending))
+
+
+def counts_beside(context: Context, pending: int) -> Procedure[dict[str, int]]:
+    """As `counts`, of a queue whose lanes hold so many tasks."""
     delayed, scheduled = yield from _count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
