@@ -25,6 +25,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 
 from ..engine import ConfigError, QueueNotFound, TaskNotFound, ZkmqError
 from . import access, actions, instances, views
+from .days import days_of
 from .live import Live
 
 T = TypeVar("T")
@@ -162,7 +163,7 @@ async def events(live: LiveDep) -> StreamingResponse:
     """How the queues stand, and each change of it."""
 
     async def stream() -> AsyncIterator[str]:
-        yield "retry: 2000\n\n"
+        yield "retry: 1000\n\n"
         async for event in live.events():
             yield event
 
@@ -179,6 +180,14 @@ def queues(live: LiveDep) -> dict[str, Any]:
 def queue(live: LiveDep, queue: _Name) -> dict[str, Any]:
     """One queue."""
     return _read(live, ("queue", queue), lambda: views.queue_view(live, queue))
+
+
+@_READING.get("/days")
+def days(live: LiveDep, queue: _Name) -> dict[str, Any]:
+    """What ended in a queue on each of the last days."""
+    live.client().queue(queue)  # refuses a bad name
+    rows, note = _read(live, ("days", queue), lambda: days_of(queue))
+    return {"days": rows, "note": note}
 
 
 @_READING.get("/tasks")
@@ -246,9 +255,9 @@ def _same_origin(request: Request) -> None:
 _ACTING: Final = APIRouter(
     prefix="/api/connections/{connection_id}",
     dependencies=[
-        Depends(_same_origin),
         Depends(requires_access_connection("GET")),
         Depends(requires_access_connection("PUT")),
+        Depends(_same_origin),
     ],
 )
 

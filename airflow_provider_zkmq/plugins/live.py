@@ -36,8 +36,9 @@ SHARE: Final = 3
 LINGER_SECONDS: Final = 3_600.0
 #: Somebody watches, or has asked for something within so many seconds.
 WATCHED_SECONDS: Final = 15.0
-#: After so many seconds a stream of events ends, and its browser asks anew, with the rights that its user has by then.
-STREAM_SECONDS: Final = 120.0
+#: After so many seconds a stream of events ends, and its browser asks anew: with the rights that its user has by then,
+#: and of another process where this one is to end, which waits for its streams.
+STREAM_SECONDS: Final = 20.0
 HEARTBEAT_SECONDS: Final = 10.0
 #: A page is told soon that ZooKeeper does not answer, whatever workers may wait for.
 ANSWER_SECONDS: Final = 4.0
