@@ -180,7 +180,9 @@ def test_another_site_has_nothing_done(admin: httpx.Client, queue: Queue, header
     assert not queue.conf().paused
 
 
-def test_only_connections_of_queues_are_shown(admin: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_connections_of_queues_are_shown(
+    admin: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "postgres", "host": "secret-host"}))
     define(monkeypatch, "zkmq_broken")
     named = [each["id"] for each in admin.get("/zkmq/api/connections").json()["connections"]]
