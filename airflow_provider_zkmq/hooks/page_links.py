@@ -30,8 +30,18 @@ def note(
     operator.dealt_with = DealtWith(queue, how, ids, failed, batch)
 
 
+def _base_url() -> str:
+    return conf.get("api", "base_url", fallback=None) or ""
+
+
+def page_of(conn_id: str, queue: str | None = None, **more: str | None) -> str | None:
+    """Return the whole address of a view of the page; None where Airflow's own, ``[api] base_url``, is not set."""
+    base = _base_url()
+    return page_url(base, conn_id, queue, **more) if base else None
+
+
 def _address(operator: Any, queue: str | None, **more: str | None) -> str:
-    return page_url(conf.get("api", "base_url", fallback=""), operator.zkmq_conn_id, queue, **more)
+    return page_url(_base_url(), operator.zkmq_conn_id, queue, **more)
 
 
 class QueueLink(BaseOperatorLink):
