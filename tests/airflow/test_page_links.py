@@ -95,7 +95,7 @@ def test_a_waiting_enqueue_that_fails_leads_to_the_task_that_failed(queue: Queue
 
 def test_what_was_claimed_is_linked(queue: Queue, context: dict[str, Any]) -> None:
     task = queue.enqueue(b"x")
-    with DAG("d"):
+    with DAG("d", schedule=None):
         operator = ZkmqClaimOperator(task_id="t")
     operator.execute(context)
     assert read_url(links(operator)["Task"]) | {"of": ""} == {

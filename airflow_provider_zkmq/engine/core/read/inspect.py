@@ -630,7 +630,10 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     if task.state is State.INSERTED:
         matches = yield from _matches(context, conf, task)
         limited = yield from _limited(context, conf.limit, task, now)
-    return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches, limited)), matches)
+    reasons = list(_reasons(conf, task, now, matches, limited))
+    if task.state is State.CLAIMED and (yield zk.Exists(context.paths.task(task.id, "claim"))) is None:
+        reasons.append("that consumer's session has ended: the next consumer to claim anything gives the task back")
+    return Explanation(task.id, str(task.status), tuple(reasons), matches)
 
 
 def _limited(context: Context, limit: Limit | None, task: Task, now: int) -> Procedure[str | None]:

@@ -38,6 +38,7 @@ class HeldClaim:
     a file, which does not tell. ``idle``: for how many seconds it has said nothing since; heartbeats say nothing of the
     task. ``lease_ms``: when its lease or lock ends, or has ended; None: it holds as long as its consumer's session.
     ``lapsed``: its lease has ended, and nobody has given the task back yet: its consumer is gone or stands still.
+    ``gone``: its consumer's session has ended, and the next consumer to claim anything gives it back.
     """
 
     id: str
@@ -50,6 +51,7 @@ class HeldClaim:
     lapsed: bool
     progress: float | None
     note: str | None
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Overview:
     ``counts``: as `Queue.counts`. ``consumers``: how many live; None where none are registered. ``lanes``: by falling
     priority. ``oldest_ms``: when the task was enqueued that waits the longest, among the first of each lane;
     ``next_due_ms``: when the next scheduled task may be handled. ``held``: what is in hand, idle ones first.
+    ``limited``: the queue has a limit, by which tasks may wait.
     """
 
     counts: dict[str, int]
@@ -89,6 +92,7 @@ class Overview:
     oldest_ms: int | None
     next_due_ms: int | None
     held: tuple[HeldClaim, ...]
+    limited: bool = False
 
     @property
     def unaccepted(self) -> tuple[Unaccepted, ...]:
@@ -140,7 +144,7 @@ def overview(context: Context) -> Procedure[Overview]:
     oldest = yield from _oldest(context, segments)
     due = yield from _next_due(context)
     held = yield from held_claims(context)
-    return Overview(counts, conf.paused, len(accepts), lanes, oldest, due, tuple(held))
+    return Overview(counts, conf.paused, len(accepts), lanes, oldest, due, tuple(held), conf.limit is not None)
 
 
 def overview_and_activity(context: Context) -> Procedure[tuple[Overview, Activity]]:
@@ -167,19 +171,26 @@ def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure
     past = (yield from certainly_past(context)) if named else 0
     held: list[HeldClaim] = []
     for chunk in bulk_read.chunked(named):
-        records = yield from bulk_read.read_records(context, chunk)
-        claimed = [each for each in records if isinstance(each, bulk_read.Record) and each.state.consumer]
+        claimed = yield from _claimed(context, chunk)
         leases = [lease_path(context, each.state) if each.state.lease else None for each in claimed]
         marks = [context.paths.task(each.task_id, "claim") for each in claimed]
         paths = [*marks, *filter(None, leases)]
         nodes = dict(zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True))
+        without = [each for each, mark in zip(claimed, marks, strict=True) if nodes[mark] is None]
+        still = {
+            (each.task_id, each.stat.mzxid) for each in (yield from _claimed(context, [a.task_id for a in without]))
+        }
         for record, lease, mark in zip(claimed, leases, marks, strict=True):
             claim, deadline, state = nodes[mark], nodes[lease] if lease else None, record.state
-            if claim is None:  # it was settled meanwhile
+            if claim is None and (record.task_id, record.stat.mzxid) not in still:  # it was settled meanwhile
                 continue
-            said = bulk_read.unless_corrupt(context, mark, partial(load_claim, mark, claim.data)) or {}
+            said = (
+                None
+                if claim is None
+                else bulk_read.unless_corrupt(context, mark, partial(load_claim, mark, claim.data))
+            )
             ends = None if deadline is None or lease is None else end_of(context, lease, deadline)
-            active = max(claim.stat.mtime, state.claimed or 0)
+            active = max(0 if claim is None else claim.stat.mtime, state.claimed or 0)
             held.append(
                 HeldClaim(
                     id=record.task_id,
@@ -190,11 +201,18 @@ def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure
                     idle=max(0, past - active) / 1000,
                     lease_ms=ends,
                     lapsed=ends is not None and ends <= past,
-                    progress=said.get("progress"),
-                    note=said.get("note") or None,
+                    progress=(said or {}).get("progress"),
+                    note=(said or {}).get("note") or None,
+                    gone=claim is None,
                 )
             )
     return sorted(held, key=lambda each: (each.active_ms or 0, each.id))
+
+
+def _claimed(context: Context, ids: Sequence[str]) -> Procedure[list[bulk_read.Record]]:
+    """The records of those tasks that are in hand."""
+    records = (yield from bulk_read.read_records(context, ids)) if ids else []
+    return [each for each in records if isinstance(each, bulk_read.Record) and each.state.consumer]
 
 
 def _segments(context: Context, lanes: Sequence[str]) -> Procedure[dict[str, list[str]]]:
