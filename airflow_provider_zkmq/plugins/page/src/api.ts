@@ -11,9 +11,9 @@ export class ApiError extends Error {
     super(message);
   }
 
-  /** Whether the same request may succeed later without anybody doing anything. */
+  /** Whether the same request may succeed later; a login that is over may be renewed in another tab. */
   get passing(): boolean {
-    return this.status === 0 || this.status === 429 || this.status >= 500;
+    return this.status === 0 || this.status === 401 || this.status === 429 || this.status >= 500;
   }
 }
 

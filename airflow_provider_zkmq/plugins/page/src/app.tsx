@@ -1,13 +1,13 @@
 /** The shell around the views: where we are, what is wrong, and which view the address asks for. */
 import { useEffect } from "preact/hooks";
-import { shownIn } from "./frame";
 import * as live from "./live";
 import { ActionDialog } from "./parts/action-dialog";
 import { Banners, isAway } from "./parts/banners";
 import { Boundary } from "./parts/boundary";
-import { AirflowLink, Link } from "./parts/link";
+import { Head } from "./parts/head";
+import { Link } from "./parts/link";
 import { Empty, Failed, Loading } from "./parts/notes";
-import { hrefOf, type Place, place } from "./router";
+import { type Place, place } from "./router";
 import { Dead } from "./views/dead";
 import { Instance } from "./views/instance";
 import { Overview } from "./views/overview";
@@ -37,54 +37,10 @@ export function App() {
       <button type="button" class="skip" onClick={skip}>
         Skip to the content
       </button>
-      {!at.dag_id && <Head at={at} />}
       <Followed at={at} />
       <ActionDialog />
     </>
   );
-}
-
-function Head({ at }: { at: Place }) {
-  const { connection, queue, task, view } = at;
-  const crumbs: [string, Place][] = [["Queues", {}]];
-  if (connection) crumbs.push([connection, { connection }]);
-  if (connection && queue) {
-    crumbs.push([queue, { connection, queue }]);
-    if (view === "dead") crumbs.push(["Dead letters", at]);
-    if (view === "tasks" || task) crumbs.push(["Tasks", { connection, queue, view: "tasks", state: at.state }]);
-    if (task) crumbs.push([task, at]);
-  }
-  return (
-    <header class="head">
-      <nav aria-label="Where you are">
-        <ol class="crumbs">
-          {crumbs.map(([title, to], index) => (
-            <li key={hrefOf(to)}>
-              <Link to={to} current={index === crumbs.length - 1}>
-                {title}
-              </Link>
-            </li>
-          ))}
-        </ol>
-      </nav>
-      <span class="grow" />
-      <Health />
-      {shownIn === "alone" && (
-        <AirflowLink path="" class="button small">
-          Airflow
-        </AirflowLink>
-      )}
-    </header>
-  );
-}
-
-/** Whether what is shown is what is. */
-function Health() {
-  const ids = wanted();
-  const followed = (live.connections.value ?? []).filter((each) => ids === null || ids.includes(each.id));
-  if (!followed.some((each) => each.loaded.value)) return null;
-  const away = followed.some(isAway);
-  return <span class={`health ${away ? "away" : "live"}`}>{away ? "Old data" : "Live"}</span>;
 }
 
 function Followed({ at }: { at: Place }) {
@@ -93,6 +49,7 @@ function Followed({ at }: { at: Place }) {
   const dimmed = followed.length > 0 && followed.every(isAway);
   return (
     <>
+      {at.connection && <Head at={at} followed={followed} />}
       <Banners connections={followed} />
       <main id="content" tabIndex={-1} class={dimmed ? "dimmed" : undefined}>
         <Boundary key={`${at.view} ${at.connection} ${at.queue} ${at.task}`}>
@@ -108,7 +65,7 @@ function View({ at }: { at: Place }) {
   const connections = live.connections.value;
   if (!connections) {
     const error = live.failure.value;
-    return error && error.status !== 401 ? <Failed error={error} /> : <Loading what="the connections" />;
+    return error ? <Failed error={error} /> : <Loading what="the connections" />;
   }
   if (!at.connection) return <Overview connections={connections} at={at} />;
   const connection = live.connectionOf(at.connection);

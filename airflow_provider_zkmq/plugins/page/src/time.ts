@@ -19,7 +19,7 @@ const UNITS = [
   ["s", 1],
 ] as const;
 
-/** A span in its two largest units, such as `2 h 5 min`; below ten seconds with a fraction, below one in ms. */
+/** A span with two digits of sense: `2 h 5 min`, `23 min`; below ten seconds with a fraction, below one in ms. */
 export function span(seconds: number): string {
   if (seconds < 0) return `−${span(-seconds)}`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -29,8 +29,8 @@ export function span(seconds: number): string {
   const [unit, size] = UNITS[at] ?? UNITS[3];
   const next = UNITS[at + 1];
   const rest = next ? Math.floor((whole % size) / next[1]) : 0;
-  const first = `${Math.floor(whole / size)} ${unit}`;
-  return next && rest ? `${first} ${rest} ${next[0]}` : first;
+  const many = Math.floor(whole / size);
+  return next && rest && many < 10 ? `${many} ${unit} ${rest} ${next[0]}` : `${many} ${unit}`;
 }
 
 /** How long ago a time was, or in how long it will be. `from`: milliseconds since 1970. */

@@ -45,6 +45,7 @@ function Dialog({ plan }: { plan: Plan }) {
     const opener = document.activeElement;
     const controller = abort.current;
     element.current?.showModal();
+    element.current?.querySelector("button")?.focus(); // the one that does nothing
     return () => {
       controller.abort();
       // What opened it may be gone with the tasks that it was about.

@@ -65,7 +65,7 @@ function settings(element: HTMLElement, title: string, colour: string): uPlot.Op
     legend: { live: true, markers: { show: false } },
     scales: { y: { range: (_plot, _low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
-      { ...axis, space: 60, values: (_plot, ticks) => ticks.map(hourAndMinute) },
+      { ...axis, space: 60, size: 26, values: (_plot, ticks) => ticks.map(hourAndMinute) },
       { ...axis, size: 48, values: (_plot, ticks) => ticks.map((tick) => rate(tick)) },
     ],
     series: [

@@ -7,16 +7,17 @@ function telling(text: string): string {
   return line ?? text;
 }
 
-export function ErrorText({ text }: { text: string }) {
+/** `whole`: what is unfolded, if it is another text, as one error of a kind. */
+export function ErrorText({ text, whole = text }: { text: string; whole?: string }) {
   const line = telling(text);
   const short = line.length > 300 ? `${line.slice(0, 300)}…` : line;
-  if (short === text.trim()) return <p class="error-text">{short}</p>;
+  if (short === whole.trim()) return <p class="error-text">{short}</p>;
   return (
     <details class="error-text">
       <summary>{short}</summary>
       {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by the keyboard */}
       <pre tabIndex={0} role="region" aria-label="The whole error">
-        {text}
+        {whole}
       </pre>
     </details>
   );

@@ -4,8 +4,9 @@ import { useState } from "preact/hooks";
 
 /** So many members are shown at once. */
 const MOST = 100;
-/** So deep it is unfolded at first; deeper parts are made when they are opened, however deep a payload may be. */
-const OPEN = 2;
+/** So deep, and with so many members, it is unfolded at first. The rest is made when it is opened, however deep. */
+const OPEN_LEVELS = 2;
+const OPEN_MEMBERS = 30;
 
 /** A number, as it is spelt: JavaScript's own have 53 bits, and would show other digits. */
 class Spelt {
@@ -44,10 +45,10 @@ function Leaf({ name, kind, text }: { name: ComponentChildren; kind: string; tex
 }
 
 function Fold({ value, level, name }: { value: object; level: number; name: ComponentChildren }) {
-  const [open, setOpen] = useState(level < OPEN);
   const [shown, setShown] = useState(MOST);
   const list = Array.isArray(value);
   const members: [string, unknown][] = Object.entries(value);
+  const [open, setOpen] = useState(level < OPEN_LEVELS && members.length <= OPEN_MEMBERS);
   const [begin, end] = list ? "[]" : "{}";
   if (!members.length) return <Leaf name={name} kind="mark" text={`${begin}${end}`} />;
   const hidden = members.length - shown;
@@ -72,9 +73,9 @@ function Fold({ value, level, name }: { value: object; level: number; name: Comp
               {hidden} more
             </button>
           )}
-          <div class="json-mark">{end}</div>
         </div>
       )}
+      {open && <div class="json-mark">{end}</div>}
     </details>
   );
 }

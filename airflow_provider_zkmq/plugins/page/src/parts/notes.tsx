@@ -21,6 +21,7 @@ export function Loading({ what }: { what: string }) {
 }
 
 export function Failed({ error, retry }: { error: ApiError; retry?: () => void }) {
+  if (error.status === 401) return null; // the banner tells it
   return (
     <div class="notice tone-bad" role="alert">
       <p>{error.message}</p>
@@ -35,7 +36,7 @@ export function Failed({ error, retry }: { error: ApiError; retry?: () => void }
 
 /** Beside old data: the newer could not be read. */
 export function Stale({ error }: { error: ApiError | undefined }) {
-  if (!error) return null;
+  if (!error || error.status === 401) return null;
   return (
     <p class="notice tone-warn" role="status">
       {error.message} What you see may be old.

@@ -5,7 +5,7 @@ export interface Column {
   head: ComponentChildren;
   /** What stands before the value on a card; the head, if that is a text. */
   label?: string;
-  kind?: "number" | "main" | "wide" | "tight" | undefined;
+  kind?: "number" | "main" | "wide" | "labels" | "tight" | undefined;
 }
 
 interface TableOptions {

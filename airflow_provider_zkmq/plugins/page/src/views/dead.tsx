@@ -68,7 +68,7 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
     { head: "Error", kind: "wide", label: "" },
     { head: "Tasks", kind: "number" },
     { head: "Latest" },
-    { head: "The last of them" },
+    { head: "The last of them", kind: "wide" },
     ...(mayAct ? [{ head: "Action", label: "" }] : []),
   ];
   return (
@@ -78,7 +78,7 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
         return (
           <Row columns={columns} key={group.error}>
             {[
-              <GroupError key="error" group={group} />,
+              <ErrorText key="error" text={group.error} whole={group.example ?? group.error} />,
               <Link key="count" to={tasks} title="Show these tasks">
                 {count(group.count)}
               </Link>,
@@ -108,23 +108,6 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
         );
       })}
     </Table>
-  );
-}
-
-function GroupError({ group }: { group: ErrorGroup }) {
-  return (
-    <>
-      <ErrorText text={group.error} />
-      {group.example && group.example !== group.error && (
-        <details class="error-text">
-          <summary class="muted small">An example</summary>
-          {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by the keyboard */}
-          <pre tabIndex={0} role="region" aria-label="An example of this error">
-            {group.example}
-          </pre>
-        </details>
-      )}
-    </>
   );
 }
 

@@ -5,6 +5,7 @@ import type { LiveConnection } from "../live";
 import { Since } from "../parts/ago";
 import { Badge, TroubleBadge } from "../parts/badge";
 import { isAway } from "../parts/banners";
+import { Status } from "../parts/head";
 import { SearchIcon } from "../parts/icons";
 import { AirflowLink, Link } from "../parts/link";
 import { Empty, Loading } from "../parts/notes";
@@ -22,9 +23,9 @@ const COLUMNS: readonly Column[] = [
   { head: "Dead", kind: "number" },
   { head: "Consumers", kind: "number" },
   { head: "Oldest wait", kind: "number" },
-  { head: "In / min", kind: "number" },
-  { head: "Out / min", kind: "number" },
-  { head: "Pending, last hour", kind: "tight" },
+  { head: <abbr title="Enqueued a minute">In/min</abbr>, label: "In/min", kind: "number" },
+  { head: <abbr title="Finished a minute">Out/min</abbr>, label: "Out/min", kind: "number" },
+  { head: "Last hour", kind: "tight" },
 ];
 
 const SEVERITY: readonly TroubleKind[] = ["dead", "hung", "paused", "unaccepted", "unconsumed", "late"];
@@ -43,7 +44,7 @@ export function Overview({ connections, at }: { connections: readonly LiveConnec
   return (
     <>
       <div class="title-row">
-        <h1>Queues</h1>
+        <h1>{at.connection ? `Queues of ${at.connection}` : "Queues"}</h1>
         <Troubled items={items} />
         <span class="grow" />
         <label class="search">
@@ -57,6 +58,7 @@ export function Overview({ connections, at }: { connections: readonly LiveConnec
             onInput={(event) => go({ ...at, search: event.currentTarget.value || undefined }, { replace: true })}
           />
         </label>
+        {!at.connection && <Status followed={connections} />}
       </div>
       {!loaded && total === 0 ? (
         <Loading what="the queues" />
@@ -82,6 +84,7 @@ function sorted(connections: readonly LiveConnection[]): ReadonlySignal<readonly
     items.sort(
       (one, other) =>
         one.key - other.key ||
+        other.row.peek().counts.dead - one.row.peek().counts.dead ||
         one.row.peek().queue.localeCompare(other.row.peek().queue, undefined, { numeric: true }) ||
         one.connection.id.localeCompare(other.connection.id),
     );

@@ -99,7 +99,7 @@ function Tiles({ row, at }: { row: QueueRow; at: Place }) {
       <Tile title="Oldest wait">
         <Since at={row.oldest_at} />
       </Tile>
-      <Tile title="In / out a minute">
+      <Tile title="In / out per min">
         {rate(row.enqueued_per_minute)} / {rate(row.finished_per_minute)}
       </Tile>
       {row.next_due_at && (
@@ -115,7 +115,7 @@ function Tile({ title, children }: { title: string; children: ComponentChildren 
   return (
     <div class="tile">
       <span class="tile-title">{title}</span>
-      <span class="tile-value">{children}</span>
+      <span class="tile-value tile-text">{children}</span>
     </div>
   );
 }

@@ -13,7 +13,7 @@ interface TaskColumn extends Column {
   cell: (task: TaskSummary, at: Place) => ComponentChildren;
 }
 
-const filters: TaskColumn = { head: "Filters", cell: (task) => <FilterChips filters={task.filters} /> };
+const filters: TaskColumn = { head: "Filters", kind: "labels", cell: (task) => <FilterChips filters={task.filters} /> };
 const attempt: TaskColumn = { head: "Attempt", kind: "number", cell: (task) => count(task.attempt) };
 const priority: TaskColumn = { head: "Priority", kind: "number", cell: (task) => count(task.priority) };
 const enqueued: TaskColumn = { head: "Enqueued", cell: (task) => <Ago at={task.enqueued_at} /> };
