@@ -65,13 +65,13 @@ function View({ at }: { at: Place }) {
   const connections = live.connections.value;
   if (!connections) {
     const error = live.failure.value;
-    return error ? <Failed error={error} /> : <Loading what="the connections" />;
+    return error ? <Failed title="Queues" error={error} /> : <Loading what="the connections" />;
   }
   if (!at.connection) return <Overview connections={connections} at={at} />;
   const connection = live.connectionOf(at.connection);
   if (!connection)
     return (
-      <Empty title={`There is no connection ${at.connection} that you may read`}>
+      <Empty title={`There is no connection ${at.connection} that you may read`} alone>
         <p>
           Its name may be wrong, or you may not read it. <Link to={{}}>All queues</Link>
         </p>

@@ -158,7 +158,8 @@ function Over({ plan, progress }: { plan: Plan; progress: Progress }) {
         </p>
       )}
       {refusals.length > 0 && (
-        <section class="refusals" aria-label="What was refused">
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by the keyboard
+        <section class="refusals" tabIndex={0} aria-label="What was refused">
           <ul>
             {refusals.map(({ id, reason }) => (
               <li key={id}>

@@ -2,10 +2,17 @@
 import type { ComponentChildren } from "preact";
 import type { ApiError } from "../api";
 
-export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+interface EmptyOptions {
+  title: string;
+  /** Whether it is all that the view says. */
+  alone?: boolean;
+  children?: ComponentChildren;
+}
+
+export function Empty({ title, alone = false, children }: EmptyOptions) {
   return (
     <div class="empty">
-      <p class="empty-title">{title}</p>
+      {alone ? <h1>{title}</h1> : <p class="empty-title">{title}</p>}
       {children}
     </div>
   );
@@ -20,17 +27,27 @@ export function Loading({ what }: { what: string }) {
   );
 }
 
-export function Failed({ error, retry }: { error: ApiError; retry?: () => void }) {
-  if (error.status === 401) return null; // the banner tells it
+/** Instead of what could not be read. `title`: of the view, if it is all that the view says. */
+export function Failed({ title, error, retry }: { title?: string; error: ApiError; retry?: () => void }) {
   return (
-    <div class="notice tone-bad" role="alert">
-      <p>{error.message}</p>
-      {retry && (
-        <button type="button" class="button" onClick={retry}>
-          Try again
-        </button>
+    <>
+      {title && (
+        <div class="title-row">
+          <h1>{title}</h1>
+        </div>
       )}
-    </div>
+      {/* Of a login that is over the banner tells. */}
+      {error.status !== 401 && (
+        <div class="notice tone-bad" role="alert">
+          <p>{error.message}</p>
+          {retry && (
+            <button type="button" class="button" onClick={retry}>
+              Try again
+            </button>
+          )}
+        </div>
+      )}
+    </>
   );
 }
 

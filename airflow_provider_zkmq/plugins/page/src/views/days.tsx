@@ -8,7 +8,6 @@ import { count } from "../wording";
 const COLUMNS: readonly Column[] = [
   { head: "Day" },
   { head: "Finished", kind: "number" },
-  { head: "", kind: "tight", label: "" },
   { head: "Dead", kind: "number" },
   { head: "Wait, half", kind: "number" },
   { head: "Wait, 95 of 100", kind: "number" },
@@ -25,10 +24,12 @@ export function Days({ days, note }: { days: Day[] | null; note: string | null }
             <time key="day" dateTime={day.day}>
               {day.day}
             </time>,
-            count(day.finished),
-            <svg key="bar" class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
-              <rect width={(100 * day.finished) / most} height="8" />
-            </svg>,
+            <span key="finished" class="bar-count">
+              <svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
+                <rect width={(100 * day.finished) / most} height="8" />
+              </svg>
+              {count(day.finished)}
+            </span>,
             <span key="dead" class={day.dead ? "bad" : "none"}>
               {count(day.dead)}
             </span>,

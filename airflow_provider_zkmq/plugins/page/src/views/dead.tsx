@@ -22,7 +22,8 @@ export function Dead({ connection, queue }: { connection: LiveConnection; queue:
   const groups = found.value?.groups;
   const total = found.value?.total ?? 0;
 
-  if (found.error && !found.value) return <Failed error={found.error} retry={found.reload} />;
+  if (found.error && !found.value)
+    return <Failed title={`Dead letters of ${queue}`} error={found.error} retry={found.reload} />;
   return (
     <>
       <div class="title-row">

@@ -28,7 +28,7 @@ export function Instance({ at }: { at: Place }) {
   const query = { dag_id, run_id, task_id, map_index };
   const found = useResource(`instance ${JSON.stringify(query)}`, 0, (abort) => api.instance(query, abort));
 
-  if (found.error && !found.value) return <Failed error={found.error} retry={found.reload} />;
+  if (found.error && !found.value) return <Failed title="Queue tasks" error={found.error} retry={found.reload} />;
   if (!found.value) return <Loading what="the tasks of this task instance" />;
   const { tasks, hidden } = found.value;
   return (

@@ -209,7 +209,7 @@ function Count(options: { value: number; to: Place; title: string; class?: strin
 
 function NoConnection() {
   return (
-    <Empty title="There is no connection to a queue yet">
+    <Empty title="There is no connection to a queue yet" alone>
       <p>
         Add a connection of type <b>ZooKeeper queue</b> under{" "}
         <AirflowLink path="connections">Admin → Connections</AirflowLink>. If there is one, ask for the right to read

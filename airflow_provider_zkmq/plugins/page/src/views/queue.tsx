@@ -31,7 +31,7 @@ export function Queue({ connection, queue, at }: { connection: LiveConnection; q
   const row = live ?? detail.value?.row;
   const where = { connection: connection.id, queue };
 
-  if (detail.error && !detail.value) return <Failed error={detail.error} retry={detail.reload} />;
+  if (detail.error && !detail.value) return <Failed title={queue} error={detail.error} retry={detail.reload} />;
   if (!row) return <Loading what={`the queue ${queue}`} />;
   return (
     <>

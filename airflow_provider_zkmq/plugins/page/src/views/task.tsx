@@ -32,7 +32,7 @@ export function Task({ connection, queue, task: id }: Options) {
   );
   const where = { connection: connection.id, queue };
 
-  if (story.error && !story.value) return <Failed error={story.error} retry={story.reload} />;
+  if (story.error && !story.value) return <Failed title={`Task ${id}`} error={story.error} retry={story.reload} />;
   if (!story.value) return <Loading what={`task ${id}`} />;
   const { task, why, links } = story.value;
   const word: StateWord = task.status === "queued-with-backoff" ? "scheduled" : task.state;
