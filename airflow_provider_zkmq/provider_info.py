@@ -63,6 +63,11 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [_modules("sensors")],
         "triggers": [_modules("triggers", "zkmq", "asset_watcher", "leases")],
         "notifications": ["airflow_provider_zkmq.notifications.dead_letters.ZkmqDeadLetterNotifier"],
+        "plugins": [{"name": "zkmq", "plugin-class": "airflow_provider_zkmq.plugins.zkmq.ZkmqPlugin"}],
+        "extra-links": [
+            "airflow_provider_zkmq.hooks.page_links.QueueLink",
+            "airflow_provider_zkmq.hooks.page_links.TaskLink",
+        ],
         "cli": ["airflow_provider_zkmq.commands.definition.get_zkmq_cli_commands"],
         "config": {"zkmq": {"description": "Queues on ZooKeeper.", "options": _OPTIONS}},
         # Airflow imports it, and knows by its exception where the common messaging provider is not installed.

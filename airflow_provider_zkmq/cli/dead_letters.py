@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..inspection.selection import Selection, by_error
+from ..inspection.selection import Selection, by_error, one_by_one
 from ..inspection.wording import table
 from .connection import QUEUE, Cli
 from .options import YES, UsageError, flag, operand, option
 from .output import progress, warn
-from .selection import CHOSEN, check, do_to_each, one_by_one
+from .selection import CHOSEN, check, do_to_each
 from .verbs import verb
 
 _EXAMPLES = 3

@@ -55,23 +55,6 @@ def check(chosen: Selection, *, required: str = "") -> None:
 _TOGETHER: Final = 64
 
 
-def one_by_one(act: Callable[[str], object]) -> Callable[[Sequence[str]], dict[str, ZkmqError]]:
-    """Do something to tasks one after the other, and give those that refuse it, with their errors."""
-
-    def carry_out(ids: Sequence[str]) -> dict[str, ZkmqError]:
-        from ..engine import CorruptRecord, IllegalTransition, TaskNotFound
-
-        refused: dict[str, ZkmqError] = {}
-        for task in ids:
-            try:
-                act(task)
-            except (CorruptRecord, IllegalTransition, TaskNotFound) as error:
-                refused[task] = error
-        return refused
-
-    return carry_out
-
-
 def do_to_each(
     cli: Cli,
     queue: str,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..inspection import records, task_story, wording
-from ..inspection.selection import BACKOFF, Selection
+from ..inspection.selection import BACKOFF, Selection, one_by_one
 from . import options
 from .connection import QUEUE, Cli
 from .options import TASKS, UsageError, at_most_one, choice, flag, operand, option, span
 from .output import progress, warn
-from .selection import CHOSEN, check, do_to_each, one_by_one
+from .selection import CHOSEN, check, do_to_each
 from .verbs import verb
 
 if TYPE_CHECKING:

@@ -53,7 +53,12 @@ from .core.read.completion_log import Truncation as Truncation
 from .core.read.inspect import ConsumerMatch as ConsumerMatch, Explanation as Explanation, Task as Task
 from .core.read.bulk_read import Part as Part
 from .core.read.inspect import Znode as Znode, enqueue_transactions as enqueue_transactions
-from .core.read.overview import HeldClaim as HeldClaim, Overview as Overview, Unaccepted as Unaccepted
+from .core.read.overview import (
+    Activity as Activity,
+    HeldClaim as HeldClaim,
+    Overview as Overview,
+    Unaccepted as Unaccepted,
+)
 from .core.read.columnar_read import Scanned as Scanned
 from .core.tasks.batches import Batch as Batch
 from .errors import (

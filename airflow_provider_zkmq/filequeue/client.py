@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Self
 
 from ..engine.connection_config import ConnectionConfig
 from ..engine.core.model.values import Moment
+from ..engine.core.read.overview import Activity, Overview
 from ..engine.errors import ZkmqError
 from ..engine.log import log
 from ..environment import DEFAULT_ROOT
@@ -18,6 +20,28 @@ from .refusals import SERVERS, TRANSACTIONS, refusal, refuse, refused
 
 #: For so long closing waits for locks of others, all in all; what is not given back is at the end of its time.
 _CLOSING_SECONDS: Final = 2.0
+
+
+class FileClientInternals:
+    """The internals of a `FileClient`, as `ClientInternals`."""
+
+    def __init__(self, client: FileClient) -> None:
+        self._client = client
+
+    def changed(self) -> int:
+        """A number that rises: nothing tells whether a file has changed."""
+        return time.monotonic_ns()
+
+    def overviews(self, names: Sequence[str]) -> list[tuple[Overview, Activity] | ZkmqError]:
+        """How queues stand, or what kept one from being read; what went on, a file does not tell."""
+        found: list[tuple[Overview, Activity] | ZkmqError] = []
+        for name in names:
+            queue = self._client.queue(name).__internals__()
+            try:
+                found.append((queue.overview(), queue.activity()))
+            except ZkmqError as error:
+                found.append(error)
+        return found
 
 
 class FileClient:
@@ -81,6 +105,9 @@ class FileClient:
     def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
         """Delete a queue's file with everything in it; returns how many tasks that were. See `FileQueue.delete`."""
         return self.queue(name).delete(confirm=confirm, force=force)
+
+    def __internals__(self) -> FileClientInternals:
+        return FileClientInternals(self)
 
     def close(self) -> None:
         """Give back what was claimed without a lease; its next claim is another attempt. Idempotent."""

@@ -12,7 +12,8 @@ from ..engine.core.model.states import State
 from ..engine.core.model.values import Duration, Moment, optional_milliseconds, seconds, whole_number
 from ..engine.core.read.columnar_read import Scanned
 from ..engine.core.read.inspect import as_state, checked_columns, checked_ids
-from ..engine.core.read.overview import HeldClaim, Overview
+from ..engine.core.read.overview import Activity, HeldClaim, Overview
+from ..engine.core.read.pages import MOST
 from .directory import Directory
 from .operations import Putting
 from .refusals import BATCHES, OnlyWhatFilesHave, refuse
@@ -119,6 +120,17 @@ class FileQueueInternals(OnlyWhatFilesHave):
 
         counts, oldest, due = self._directory.carry_out(self._name, look)
         return Overview(counts, False, None, (), oldest, due, tuple(self.held_claims()))
+
+    def activity(self, minutes: int = 60) -> Activity:
+        """Nothing: a file does not tell when its tasks ended."""
+        del minutes
+        return Activity(0, ())
+
+    def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+        """The next tasks in `state` behind `after`, as `QueueInternals.page`, in the order of the lines."""
+        count, ids = whole_number("most", most, 1, MOST), self.ids(state)
+        start = ids.index(after) + 1 if after in ids else 0
+        return [(task, task) for task in ids[start : start + count]]
 
     def ids(self, state: State | str | None = None) -> list[str]:
         """The ids of the tasks in `state` (default: any), in the order of the lines."""

@@ -19,9 +19,11 @@ _MOST: Final = 5
 _REMEDIES: Final = {
     "dead": "zkmq dead list {queue}",
     "hung": "zkmq task release {queue} {id} --force",
+    "gone": "zkmq worker {queue}",
     "paused": "zkmq queue resume {queue}",
     "unaccepted": "zkmq consumers {queue}",
     "unconsumed": "zkmq worker {queue}",
+    "stuck": "zkmq consumers {queue}",
 }
 
 
@@ -29,11 +31,15 @@ def queue_status(queue: AnyQueue, hung_after: float) -> dict[str, Any]:
     """How a queue stands. `hung_after`: for so many seconds nothing may be heard of a task in hand."""
     from ..engine.queue_internals import internals
 
-    seen = internals(queue).overview()
+    return status_record(queue.name, internals(queue).overview(), hung_after)
+
+
+def status_record(queue: str, seen: Overview, hung_after: float) -> dict[str, Any]:
+    """The same of an overview that was read already."""
     hung = [each for each in seen.held if is_hung(each, hung_after)]
     return {
-        "queue": queue.name,
-        "troubles": list(_troubles(queue.name, seen, hung)),
+        "queue": queue,
+        "troubles": list(_troubles(queue, seen, hung, hung_after)),
         "counts": seen.counts,
         "paused": seen.paused,
         "consumers": seen.consumers,
@@ -51,16 +57,17 @@ def severity(status: dict[str, Any]) -> int:
 
 
 def is_hung(held: HeldClaim, hung_after: float) -> bool:
-    """Whether nothing was heard of a task in hand for so many seconds, or its lease has ended."""
-    return held.lapsed or held.idle >= hung_after
+    """Whether nothing was heard of a task in hand for so many seconds, or its lease or its consumer has ended."""
+    return held.lapsed or held.gone or held.idle >= hung_after
 
 
 def _claim_record(held: HeldClaim, hung_after: float) -> dict[str, Any]:
     return record(held) | {"hung": is_hung(held, hung_after)}
 
 
-def _troubles(queue: str, seen: Overview, hung: list[HeldClaim]) -> Iterator[dict[str, str]]:
+def _troubles(queue: str, seen: Overview, found: list[HeldClaim], hung_after: float) -> Iterator[dict[str, str]]:
     """What is wrong with a queue, the worst first, and what helps."""
+    hung, gone = ([each for each in found if each.gone is one] for one in (False, True))
 
     def trouble(kind: str, text: str, **names: str) -> dict[str, str]:
         return {"kind": kind, "text": text, "remedy": _REMEDIES[kind].format(queue=queue, **names)}
@@ -72,6 +79,10 @@ def _troubles(queue: str, seen: Overview, hung: list[HeldClaim]) -> Iterator[dic
         yield trouble("hung", f"{held.id}, in hand of {held.consumer}: {claim_in_words(held, hung=True)}", id=held.id)
     if len(hung) > _MOST:
         yield trouble("hung", f"{len(hung) - _MOST} more tasks are hung (zkmq consumers {queue})", id="TASK")
+    if gone:
+        yield trouble(
+            "gone", f"{len(gone)} task(s) in hand of consumers that are gone: the next to claim gives them back"
+        )
     if seen.paused:
         yield trouble("paused", f"paused; {pending} task(s) wait")
     for lane in seen.unaccepted[:_MOST]:
@@ -79,13 +90,27 @@ def _troubles(queue: str, seen: Overview, hung: list[HeldClaim]) -> Iterator[dic
         yield trouble("unaccepted", f"{lane.count} task(s) with {which}: no consumer accepts them")
     if pending and seen.consumers == 0:
         yield trouble("unconsumed", f"{pending} task(s) wait, and no consumer lives")
+    waited = 0 if seen.oldest_ms is None else time.time() - seen.oldest_ms / 1000
+    accepted = sum(lane.count for lane in seen.lanes if lane.filters is None or lane.accepted_by)
+    if (
+        accepted
+        and waited >= max(hung_after, 1)
+        and not (seen.paused or seen.limited or seen.held or not seen.consumers)
+    ):
+        since = age(waited).removesuffix(" ago")
+        text = (
+            f"{accepted} task(s) wait, for {since} already, and no consumer that accepts them takes any: hung workers?"
+        )
+        yield trouble("stuck", text)
 
 
 def claim_in_words(held: HeldClaim, *, hung: bool) -> str:
     """Since when a task is in hand, how far it is, when its lease ends, and whether it is hung."""
     parts = [] if held.claimed_ms is None else [f"claimed {age(time.time() - held.claimed_ms / 1000)}"]
     parts += [] if held.progress is None else [words("progress", held.progress)]
-    if hung and not held.lapsed:
+    if held.gone:
+        parts.append("its consumer is gone")
+    elif hung and not held.lapsed:
         parts.append(f"hung: nothing was heard of it for {words('idle', held.idle)}")
     if held.lease_ms is not None:
         end = age(time.time() - held.lease_ms / 1000)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..error_texts import masked
 from .records import iso
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Part, Task
+    from ..engine import AnyQueue, Part, Task, ZkmqError
 
 #: The word of ``status`` for a status of tasks.
 SCHEDULED: Final = "scheduled"
@@ -51,10 +51,16 @@ class Selection:
         found = queue.tasks(**which, selector=self.selector, parts=parts, limit=None if late else self.limit)
         if late and self.state is None and states:
             found = [task for task in found if task.state in states]
-        if self.error is not None:
-            wanted = re.compile(".*".join(map(re.escape, self.error.split("*"))), re.DOTALL)
-            found = [task for task in found if wanted.search(task.error or "") or wanted.search(kind_of_error(task))]
-        return found[: self.limit]
+        return [task for task in found if self.accepts(task)][: self.limit]
+
+    def accepts(self, task: Task) -> bool:
+        """Whether a task's batch and error are those asked for."""
+        if self.batch is not None and task.batch != self.batch:
+            return False
+        if self.error is None:
+            return True
+        wanted = re.compile(".*".join(map(re.escape, self.error.split("*"))), re.DOTALL)
+        return bool(wanted.search(task.error or "") or wanted.search(kind_of_error(task)))
 
     def ids(self, queue: AnyQueue, *states: str) -> list[str]:
         """The ids of the tasks, as `find`; all that are named, there or not. Raises `ConfigError` for a bad one."""
@@ -69,15 +75,48 @@ class Selection:
         return [task.id for task in self.find(queue, (), *states)]
 
 
-def kind_of_error(task: Task) -> str:
+def one_by_one(act: Callable[[str], object]) -> Callable[[Sequence[str]], dict[str, ZkmqError]]:
+    """Do something to tasks one after the other, and give those that refuse it, with their errors."""
+
+    def carry_out(ids: Sequence[str]) -> dict[str, ZkmqError]:
+        from ..engine import CorruptRecord, IllegalTransition, TaskNotFound
+
+        refused: dict[str, ZkmqError] = {}
+        for task in ids:
+            try:
+                act(task)
+            except (CorruptRecord, IllegalTransition, TaskNotFound) as error:
+                refused[task] = error
+        return refused
+
+    return carry_out
+
+
+class HasFailed(Protocol):
+    """What is to be known of a task to tell its kind of error."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong."""
+
+    @property
+    def ended_ms(self) -> int | None:
+        """When it ended."""
+
+
+def kind_of_error(task: HasFailed) -> str:
     """The kind of a task's error, and its text without what differs from task to task."""
     kind, text = masked(task.error or "", task.id)
     return ": ".join(filter(None, (kind, text))) or "no error told"
 
 
-def by_error(tasks: Collection[Task]) -> list[dict[str, Any]]:
+def by_error(tasks: Collection[HasFailed]) -> list[dict[str, Any]]:
     """Tasks that have ended by the kinds of their errors, the most frequent first, the latest ids last."""
-    groups = defaultdict[str, list["Task"]](list)
+    groups = defaultdict[str, list[HasFailed]](list)
     for task in sorted(tasks, key=lambda task: (task.ended_ms or 0, task.id)):
         groups[kind_of_error(task)].append(task)
     return [

@@ -11,7 +11,7 @@ from airflow.sdk import BaseNotifier, Context
 
 from ..engine import ConfigError, State
 from ..engine.queue_internals import internals
-from ..hooks import connection_options, settings, xcom_results
+from ..hooks import connection_options, page_links, settings, xcom_results
 from ..hooks.xcom_results import one_line
 from ..hooks.zkmq import ZkmqHook
 
@@ -28,7 +28,8 @@ Queue {{ zkmq.queue }}: {{ zkmq.dead }} dead letter(s); \
 {% endfor %}{% if zkmq.dead > zkmq.tasks | length %}  and {{ zkmq.dead - zkmq.tasks | length }} more
 {% endif %}Next: {{ zkmq.command }} list {{ zkmq.queue }} --state dead; {{ zkmq.command }} show {{ zkmq.queue }} ID; \
 {{ zkmq.command }} redrive {{ zkmq.queue }} ID, or --all; \
-{{ zkmq.command }} export {{ zkmq.queue }} FILE.tq to edit them."""
+{{ zkmq.command }} export {{ zkmq.queue }} FILE.tq to edit them.\
+{% if zkmq.page %} On the page: {{ zkmq.page }}{% endif %}"""
 
 
 class ZkmqDeadLetterNotifier(BaseNotifier):
@@ -42,7 +43,8 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
     Args:
         zkmq_queue: the queue's name; None: the connection's.
         message: a Jinja template, with Airflow's context and ``zkmq``: ``queue``, ``dead`` (their number), ``counts``
-            by state, ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``, and ``command``, to type.
+            by state, ``tasks``, the first few: ``id``, ``attempt``, ``batch``, ``reason``; ``command``, to type, and
+            ``page``, the address of the dead letters by their errors, where ``[api] base_url`` is set.
         send: who is given the message: a function of the text, or another notifier, in whose templates it is
             ``{{ zkmq_message }}``; None: the log.
         most: so many dead letters are named; None: the option ``dead_letters_shown`` of the section ``[zkmq]``.
@@ -99,7 +101,9 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), settings.how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
-            values: Any = {**context, "zkmq": {**found, "command": xcom_results.typed(self.zkmq_conn_id)}}
+            page = page_links.page_of(self.zkmq_conn_id, found["queue"], view="dead")
+            command = xcom_results.typed(self.zkmq_conn_id)
+            values: Any = {**context, "zkmq": {**found, "command": command, "page": page}}
             text = str(self.render_template(self.message, values))
             if self.send is None:
                 self.log.warning("%s", text)

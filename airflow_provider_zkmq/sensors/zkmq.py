@@ -22,6 +22,7 @@ from ..hooks import (
     lineage,
     outages,
     outcome_logs,
+    page_links,
     xcom_results,
 )
 from ..hooks.deferring import deferral
@@ -112,6 +113,7 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
 
     template_fields: Sequence[str] = ("task_ids", "selector", "since", "batch", "zkmq_queue", "zkmq_conn_id")
     ui_color = "#e8f0e4"
+    operator_extra_links = page_links.LINKS
 
     def __init__(
         self,
@@ -243,9 +245,16 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
         try:
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
+                if self.task_ids is not None:
+                    page_links.note(self, queue.name, "waited for", named_ids(self.task_ids))
                 ended = look(queue)
         except TlsRefused as error:
             raise exceptions.AirflowException(str(error)) from None
+        if isinstance(ended, Sequence):
+            failed = [task.id for task in ended if task.state in {"dead", "cancelled"}]
+            page_links.note(self, queue.name, "waited for", [task.id for task in ended], failed)
+        else:
+            page_links.note(self, queue.name, "waited for", (), ended.failed, batch=ended.name)
         outcome_logs.log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
         self._results().check(queue.name, ended)
         return self._results().to_xcom(queue.name, ended)

@@ -138,6 +138,8 @@ INTERNALS: dict[str, Callable[[Side], object]] = {
     "enqueue_new": lambda side: side.internals.enqueue_new([Message("x", task_id=n) for n in ("new", "finished")]),
     "held_claims": lambda side: side.internals.held_claims(),
     "overview": lambda side: side.internals.overview(),
+    "activity": lambda side: side.internals.activity(),
+    "page": lambda side: side.internals.page("dead"),
     "find": lambda side: side.internals.find("size==large"),
     "ids": lambda side: side.internals.ids("dead"),
     "latest_end": lambda side: side.internals.latest_end(),

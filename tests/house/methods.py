@@ -25,6 +25,7 @@ from airflow_provider_zkmq.engine.core.read import (
     completion_log,
     configuration,
     overview,
+    pages,
     queue_existence,
     server_clock,
     watch_tasks,
@@ -117,7 +118,7 @@ MODULES: Final = [
         {
             claim: "check_wanted=wanted", due_work: "run_maintenance wait_for_change",
             enqueue: "enqueue_new", watch_tasks: "find=find_matching", columnar_read: "scan", server_clock: "zxid now",
-            read: "pending ids=list_ids tree=read_tree", overview: "overview held_claims",
+            read: "pending ids=list_ids tree=read_tree", overview: "overview activity held_claims", pages: "page",
             interventions: "replace=replace_data", admin: "publish_archive",
             completion_log: "ended_between read_ended latest_end truncated_at", configuration: "archive",
         },

@@ -547,3 +547,32 @@ def test_what_takes_longer_than_a_second_is_shown_on_a_terminal_alone(cli: Cli, 
         answer, _ = process.communicate(timeout=LIMIT_S)
     os.close(ours)
     assert (process.returncode, answer.split()[4:6]) == (0, [task_id.encode(), b"finished"])
+
+
+def test_what_a_dead_consumer_had_in_hand_is_a_trouble(cli: Cli, queue: Queue) -> None:
+    """Until somebody claims, nobody gives the task back: status, consumers and show all say so."""
+    task = queue.enqueue("x")
+    with cli.background("worker", "q", "--exec", "sleep 100", "--session-timeout", "2") as worker:
+        eventually(lambda: queue.counts()["claimed"] == 1)
+        worker.kill()
+    eventually(lambda: [each["kind"] for each in cli.ask("status q")["troubles"]] == ["gone"], within=60)
+    assert "1 task(s) in hand of consumers that are gone" in cli.told("status")
+    (found,) = cli.ask("consumers q")["consumers"]
+    assert (found["alive"], found["in_hand"], found["claims"][0]["gone"]) == (False, 1, True)
+    assert "its consumer is gone" in cli.told("consumers q")
+    assert "that consumer's session has ended" in cli.told(f"show q {task} --why")
+    claim = queue.claim(timeout=20)
+    assert claim is not None
+    assert claim.task.id == task
+    assert cli.ask("status q")["troubles"] == []
+
+
+def test_tasks_that_wait_although_consumers_accept_them_are_a_trouble(cli: Cli, queue: Queue) -> None:
+    """A consumer that lives and takes nothing may hang; one that has something in hand works, and so does a limit."""
+    assert queue.claim() is None  # a consumer from now on
+    queue.enqueue("x")
+    eventually(lambda: [each["kind"] for each in cli.ask("status q --hung-after 1")["troubles"]] == ["stuck"])
+    assert cli.ask("status q")["troubles"] == []
+    assert queue.claim() is not None
+    queue.enqueue("y")
+    assert "stuck" not in {each["kind"] for each in cli.ask("status q --hung-after 1")["troubles"]}

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 from ...environment import DEFAULT_HOSTS, DEFAULT_ROOT, FILES
@@ -16,9 +16,11 @@ from ..core.client_state import Clock, Context
 from ..core.maintenance.consumer_registry import unregister
 from ..core.model.values import Moment, shown
 from ..core.model.znode_names import Paths
+from ..core.read import overview
 from ..core.read.queue_existence import queue_names
 from ..core.read.server_clock import now_below
 from ..core.tasks.settle import settle_last
+from ..core.zk_operations import together
 from ..errors import Unsupported, ZkmqError
 from ..log import log
 from ..zk.connection import CallDeadline, left
@@ -126,6 +128,25 @@ def _leave(session: Session, context: Context, call_deadline: CallDeadline) -> N
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 
 
+class ClientInternals(SyncApi):
+    """What the package itself asks of all queues of a blocking client, and its users do not."""
+
+    def __init__(self, session: Session, context: Callable[[str], Context]) -> None:
+        super().__init__(session)
+        self._context = context
+
+    def changed(self) -> int:
+        """A number that rises with each change of anything on the servers. Costs one read."""
+        return self._carry_out(overview.changed(self._session.config.root, self._session.zxid))
+
+    def overviews(self, names: Sequence[str]) -> list[tuple[overview.Overview, overview.Activity] | ZkmqError]:
+        """How queues stand and what went on in the last minute, or what kept a queue from being read.
+
+        All of them take the round trips of one. Raises `TransportError`.
+        """
+        return self._carry_out(together([overview.overview_and_activity(self._context(name)) for name in names]))
+
+
 class Client(ClientBase, SyncApi):
     """A connection to ZooKeeper, blocking; usable from several threads, and as a context manager."""
 
@@ -156,6 +177,9 @@ class Client(ClientBase, SyncApi):
     def delete_queue(self, name: str, *, confirm: bool = False, force: bool = False) -> int:
         """Delete a queue with everything in it; returns how many tasks that were. See `Queue.delete`."""
         return self.queue(name).delete(confirm=confirm, force=force)
+
+    def __internals__(self) -> ClientInternals:
+        return ClientInternals(self._session, self._context)
 
     def transaction(self) -> UnitOfWork:
         """A unit of work over the queues of this connection."""

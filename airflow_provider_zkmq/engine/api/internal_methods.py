@@ -18,6 +18,7 @@ from ..core.read import (
     configuration,
     inspect,
     overview,
+    pages,
     server_clock,
     watch_tasks,
 )
@@ -25,7 +26,8 @@ from ..core.read.columnar_read import Scanned
 from ..core.read.completion_log import Truncation
 from ..core.read.configuration import Archive
 from ..core.read.inspect import Task, Znode
-from ..core.read.overview import HeldClaim, Overview
+from ..core.read.overview import Activity, HeldClaim, Overview
+from ..core.read.pages import MOST
 from ..core.tasks import admin, enqueue, interventions
 from .bases import QueueInternalsBase
 from .calls import AsyncApi, SyncApi
@@ -150,12 +152,25 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         """
         return await self._carry_out(overview.overview(self._context))
 
+    async def activity(self, minutes: int = 60) -> Activity:
+        """What went on in the last `minutes` minutes, and in the one under way. Raises `QueueNotFound`."""
+        return await self._carry_out(overview.activity(self._context, minutes))
+
     async def held_claims(self, ids: Sequence[str] | None = None) -> list[HeldClaim]:
         """The tasks in hand, of these ids or all, those first whose consumer has said nothing of them the longest.
 
         Also claims whose lease has ended while nobody has given the task back. Raises `QueueNotFound`.
         """
         return await self._carry_out(overview.held_claims(self._context, ids))
+
+    async def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+        """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
+
+        `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
+        ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing,
+        or come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+        """
+        return await self._carry_out(pages.page(self._context, state, after, most))
 
     async def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.
@@ -337,12 +352,25 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         """
         return self._carry_out(overview.overview(self._context))
 
+    def activity(self, minutes: int = 60) -> Activity:
+        """What went on in the last `minutes` minutes, and in the one under way. Raises `QueueNotFound`."""
+        return self._carry_out(overview.activity(self._context, minutes))
+
     def held_claims(self, ids: Sequence[str] | None = None) -> list[HeldClaim]:
         """The tasks in hand, of these ids or all, those first whose consumer has said nothing of them the longest.
 
         Also claims whose lease has ended while nobody has given the task back. Raises `QueueNotFound`.
         """
         return self._carry_out(overview.held_claims(self._context, ids))
+
+    def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+        """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
+
+        `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
+        ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing,
+        or come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+        """
+        return self._carry_out(pages.page(self._context, state, after, most))
 
     def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from ..errors import ZkmqError
+from ..errors import TransportError, ZkmqError
 
 # --- Who waits for a signal, in which order, and who is woken by what: news of the queue wakes one of each kind.
 #
@@ -375,3 +375,82 @@ def explained(procedure: Procedure[T], explain: Callable[[ZkmqError], Procedure[
         if better is None:
             raise
         raise better from error
+
+
+# --- Several procedures that only read, side by side.
+
+
+class _Sidestep(Generic[T]):
+    """One of several procedures: what it asks for, or how it ended."""
+
+    def __init__(self, procedure: Procedure[T]) -> None:
+        self.procedure = procedure
+        self.asks: Op | None = None
+        self.ended: T | ZkmqError | None = None
+        self.step(procedure.send, None)
+
+    @property
+    def reads(self) -> tuple[Exchange, ...]:
+        """The requests of what it asks for, if all of them read; else none."""
+        ops = self.asks.ops if isinstance(self.asks, Pipeline) else (self.asks,)
+        reads = tuple(each for each in ops if isinstance(each, Get | Children | Exists | GetMany))
+        return reads if len(reads) == len(ops) else ()
+
+    def step(self, resume: Callable[[Any], Op], value: Any) -> None:
+        """Let it go on with an answer, or an error."""
+        self.asks = None
+        try:
+            self.asks = resume(value)
+        except StopIteration as stop:
+            self.ended = stop.value
+        except ZkmqError as error:
+            if isinstance(error, TransportError):
+                raise
+            self.ended = error
+
+    def alone(self) -> Procedure[None]:
+        """Carry out what it asks for by itself."""
+        if self.asks is None:
+            return
+        try:
+            answer = yield self.asks
+        except ZkmqError as error:
+            if isinstance(error, TransportError):
+                raise
+            self.step(self.procedure.throw, error)
+        else:
+            self.step(self.procedure.send, answer)
+
+
+def together(procedures: Iterable[Procedure[T]]) -> Procedure[list[T | ZkmqError]]:
+    """Carry out procedures that read, their requests in flight together; what each returned, or its error.
+
+    So reading two hundred queues takes as many round trips as reading one. What is no read is carried out for each by
+    itself. Raises `TransportError`, for all.
+    """
+    sides = [_Sidestep(procedure) for procedure in procedures]
+    try:
+        while asking := [side for side in sides if side.asks is not None]:
+            yield from _round(asking)
+    finally:
+        for side in sides:
+            side.procedure.close()
+    return [side.ended for side in sides]  # type: ignore[misc]
+
+
+def _round(sides: Sequence[_Sidestep[Any]]) -> Procedure[None]:
+    """Carry out what each asks for now."""
+    joint = [(side, reads) for side in sides if (reads := side.reads)]
+    try:
+        answers = iter((yield Pipeline(tuple(op for _, reads in joint for op in reads))) if joint else ())
+    except ZkmqError as error:
+        if isinstance(error, TransportError):
+            raise
+        joint = []  # one of them was refused: whose that is turns out where each asks by itself
+    shared = {id(side) for side, _ in joint}
+    for side, reads in joint:
+        mine = list(islice(answers, len(reads)))
+        side.step(side.procedure.send, mine if isinstance(side.asks, Pipeline) else mine[0])
+    for side in sides:
+        if id(side) not in shared:
+            yield from side.alone()

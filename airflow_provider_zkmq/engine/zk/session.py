@@ -585,6 +585,10 @@ class Session:
         self.watches = Watches(self.client)
         self.client.add_listener(self._on_state)
 
+    def zxid(self) -> int:
+        """The number of the latest transaction that a reply told of."""
+        return int(self.client.last_zxid)
+
     def runtime(self, finish_later: Callable[[], None]) -> Runtime:
         """What it lends to the procedures on one queue."""
         return Runtime(
@@ -594,7 +598,7 @@ class Session:
             new_signal=ThreadSignal,
             session=lambda: self.id,
             report=lambda path, why: log.warning("%s", why if why.startswith(path) else f"{path}: {why}"),
-            zxid=lambda: int(self.client.last_zxid),
+            zxid=self.zxid,
             restored=lambda: int(self.client.restored),
             unwatch=self.unwatch,
             finish_later=finish_later,

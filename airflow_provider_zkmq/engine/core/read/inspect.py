@@ -114,6 +114,11 @@ def counts(context: Context) -> Procedure[dict[str, int]]:
     pending = 0
     for lane in sorted(filter(znode_names.is_lane, (yield Children(context.paths.at("queue"))) or ())):
         pending += yield from _count_two(context, f"queue/{lane}")
+    return (yield from counts_beside(context, pending))
+
+
+def counts_beside(context: Context, pending: int) -> Procedure[dict[str, int]]:
+    """As `counts`, of a queue whose lanes hold so many tasks."""
     delayed, scheduled = yield from _count_scheduled(context, (yield from _parts(context, "scheduled")))
     finished = (yield from _count_two(context, "finished")) + (yield from _count_two(context, "requeued"))
     cancelled = yield from _count_two(context, "cancelled")
@@ -625,7 +630,10 @@ def explain(context: Context, task_id: str) -> Procedure[Explanation]:
     if task.state is State.INSERTED:
         matches = yield from _matches(context, conf, task)
         limited = yield from _limited(context, conf.limit, task, now)
-    return Explanation(task.id, str(task.status), tuple(_reasons(conf, task, now, matches, limited)), matches)
+    reasons = list(_reasons(conf, task, now, matches, limited))
+    if task.state is State.CLAIMED and (yield zk.Exists(context.paths.task(task.id, "claim"))) is None:
+        reasons.append("that consumer's session has ended: the next consumer to claim anything gives the task back")
+    return Explanation(task.id, str(task.status), tuple(reasons), matches)
 
 
 def _limited(context: Context, limit: Limit | None, task: Task, now: int) -> Procedure[str | None]:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from ..client_state import Context
 from ..model.filters import FilterTypes
 from ..model.records import load_claim
 from ..model.states import State
-from ..model.znode_names import Lane, entry_task, entry_time, is_lane, is_shortened, parse_lane, segments_of
-from ..zk_operations import Children, Procedure
+from ..model.znode_names import (
+    BUCKET_MS,
+    Lane,
+    bucket_start,
+    entry_task,
+    entry_time,
+    is_lane,
+    is_shortened,
+    parse_lane,
+    segments_of,
+)
+from ..zk_operations import Children, Exists, Procedure
 from . import bulk_read, inspect
 from .claim_status import end_of, lease_path
 from .configuration import read_conf
@@ -26,6 +38,7 @@ class HeldClaim:
     a file, which does not tell. ``idle``: for how many seconds it has said nothing since; heartbeats say nothing of the
     task. ``lease_ms``: when its lease or lock ends, or has ended; None: it holds as long as its consumer's session.
     ``lapsed``: its lease has ended, and nobody has given the task back yet: its consumer is gone or stands still.
+    ``gone``: its consumer's session has ended, and the next consumer to claim anything gives it back.
     """
 
     id: str
@@ -38,6 +51,20 @@ class HeldClaim:
     lapsed: bool
     progress: float | None
     note: str | None
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """The pending tasks of one priority that have the same filters, and the live consumers that accept them.
+
+    ``filters``: None of a mixed lane (see `znode_names.MAX_LANES`), whose tasks count as accepted.
+    """
+
+    priority: int
+    filters: Mapping[str, str] | None
+    count: int
+    accepted_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +79,54 @@ class Unaccepted:
 class Overview:
     """How a queue stands. Not a snapshot of one moment.
 
-    ``counts``: as `Queue.counts`. ``consumers``: how many live; None where none are registered. ``unaccepted``: empty
-    without live consumers. ``oldest_ms``: when the task was enqueued that waits the longest, among the first of each
-    lane; ``next_due_ms``: when the next scheduled task may be handled. ``held``: what is in hand, idle ones first.
+    ``counts``: as `Queue.counts`. ``consumers``: how many live; None where none are registered. ``lanes``: by falling
+    priority. ``oldest_ms``: when the task was enqueued that waits the longest, among the first of each lane;
+    ``next_due_ms``: when the next scheduled task may be handled. ``held``: what is in hand, idle ones first.
+    ``limited``: the queue has a limit, by which tasks may wait.
     """
 
     counts: dict[str, int]
     paused: bool
     consumers: int | None
-    unaccepted: tuple[Unaccepted, ...]
+    lanes: tuple[LaneStatus, ...]
     oldest_ms: int | None
     next_due_ms: int | None
     held: tuple[HeldClaim, ...]
+    limited: bool = False
+
+    @property
+    def unaccepted(self) -> tuple[Unaccepted, ...]:
+        """What no live consumer accepts, of any priority, the most first; none without live consumers."""
+        found = Counter[tuple[tuple[str, str], ...]]()
+        for lane in self.lanes if self.consumers else ():
+            if lane.filters is not None and not lane.accepted_by:
+                found[tuple(lane.filters.items())] += lane.count
+        return tuple(Unaccepted(dict(filters), count) for filters, count in found.most_common() if count)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What went on in a queue: how many tasks were ever written, and how many finished in each of the last minutes.
+
+    ``finished``: by the start of the minute, in milliseconds since 1970, the earliest first; those that clean-up has
+    deleted, or that were enqueued anew, count no more.
+    """
+
+    written: int
+    finished: tuple[tuple[int, int], ...]
+
+
+def activity(context: Context, minutes: int = 60) -> Procedure[Activity]:
+    """What went on in the last `minutes` minutes, and in the one under way. Raises `QueueNotFound`."""
+    yield from read_conf(context)
+    (tasks,) = yield from bulk_read.read_stats([context.paths.at("tasks")])
+    names = sorted((yield Children(context.paths.at("finished"))) or ())
+    since = (yield from certainly_past(context)) - minutes * BUCKET_MS
+    begun = {name: start for name in names if (start := bucket_start(name)) is not None and start > since - BUCKET_MS}
+    stats = yield from bulk_read.read_stats([context.paths.at("finished", name) for name in begun])
+    written = 0 if tasks is None else (tasks.cversion + tasks.children) // 2
+    counted = zip(begun.values(), stats, strict=True)
+    return Activity(written, tuple((start, stat.children) for start, stat in counted if stat is not None))
 
 
 def overview(context: Context) -> Procedure[Overview]:
@@ -72,15 +135,30 @@ def overview(context: Context) -> Procedure[Overview]:
     Tasks of mixed lanes (see `znode_names.MAX_LANES`) count as accepted. Raises `QueueNotFound`.
     """
     conf = yield from read_conf(context)
-    counts = yield from inspect.counts(context)
     accepts = yield from inspect.live_consumers(context)
-    lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
-    segments = yield from _segments(context, lanes)
-    refused = (yield from _unaccepted(context, segments, accepts, conf.types)) if accepts else ()
+    names = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+    segments = yield from _segments(context, names)
+    pending = yield from _pending(segments)
+    lanes = yield from _lanes(context, pending, accepts, conf.types)
+    counts = yield from inspect.counts_beside(context, sum(pending.values()))
     oldest = yield from _oldest(context, segments)
     due = yield from _next_due(context)
     held = yield from held_claims(context)
-    return Overview(counts, conf.paused, len(accepts), refused, oldest, due, tuple(held))
+    return Overview(counts, conf.paused, len(accepts), lanes, oldest, due, tuple(held), conf.limit is not None)
+
+
+def overview_and_activity(context: Context) -> Procedure[tuple[Overview, Activity]]:
+    """How the queue stands, and what went on in the last minute. Raises `QueueNotFound`."""
+    return (yield from overview(context)), (yield from activity(context, minutes=1))
+
+
+def changed(root: str, latest: Callable[[], int]) -> Procedure[int]:
+    """The number of the latest transaction that this client's server has applied: without another, nothing changed.
+
+    `latest`: what the last reply told of it.
+    """
+    yield Exists(root)
+    return latest()
 
 
 def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure[list[HeldClaim]]:
@@ -93,19 +171,26 @@ def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure
     past = (yield from certainly_past(context)) if named else 0
     held: list[HeldClaim] = []
     for chunk in bulk_read.chunked(named):
-        records = yield from bulk_read.read_records(context, chunk)
-        claimed = [each for each in records if isinstance(each, bulk_read.Record) and each.state.consumer]
+        claimed = yield from _claimed(context, chunk)
         leases = [lease_path(context, each.state) if each.state.lease else None for each in claimed]
         marks = [context.paths.task(each.task_id, "claim") for each in claimed]
         paths = [*marks, *filter(None, leases)]
         nodes = dict(zip(paths, (yield from bulk_read.read_nodes(paths)), strict=True))
+        without = [each for each, mark in zip(claimed, marks, strict=True) if nodes[mark] is None]
+        still = {
+            (each.task_id, each.stat.mzxid) for each in (yield from _claimed(context, [a.task_id for a in without]))
+        }
         for record, lease, mark in zip(claimed, leases, marks, strict=True):
             claim, deadline, state = nodes[mark], nodes[lease] if lease else None, record.state
-            if claim is None:  # it was settled meanwhile
+            if claim is None and (record.task_id, record.stat.mzxid) not in still:  # it was settled meanwhile
                 continue
-            said = bulk_read.unless_corrupt(context, mark, partial(load_claim, mark, claim.data)) or {}
+            said = (
+                None
+                if claim is None
+                else bulk_read.unless_corrupt(context, mark, partial(load_claim, mark, claim.data))
+            )
             ends = None if deadline is None or lease is None else end_of(context, lease, deadline)
-            active = max(claim.stat.mtime, state.claimed or 0)
+            active = max(0 if claim is None else claim.stat.mtime, state.claimed or 0)
             held.append(
                 HeldClaim(
                     id=record.task_id,
@@ -116,11 +201,18 @@ def held_claims(context: Context, ids: Sequence[str] | None = None) -> Procedure
                     idle=max(0, past - active) / 1000,
                     lease_ms=ends,
                     lapsed=ends is not None and ends <= past,
-                    progress=said.get("progress"),
-                    note=said.get("note") or None,
+                    progress=(said or {}).get("progress"),
+                    note=(said or {}).get("note") or None,
+                    gone=claim is None,
                 )
             )
     return sorted(held, key=lambda each: (each.active_ms or 0, each.id))
+
+
+def _claimed(context: Context, ids: Sequence[str]) -> Procedure[list[bulk_read.Record]]:
+    """The records of those tasks that are in hand."""
+    records = (yield from bulk_read.read_records(context, ids)) if ids else []
+    return [each for each in records if isinstance(each, bulk_read.Record) and each.state.consumer]
 
 
 def _segments(context: Context, lanes: Sequence[str]) -> Procedure[dict[str, list[str]]]:
@@ -133,28 +225,29 @@ def _segments(context: Context, lanes: Sequence[str]) -> Procedure[dict[str, lis
     }
 
 
-def _unaccepted(
-    context: Context,
-    segments: Mapping[str, Sequence[str]],
-    accepts: Sequence[inspect.Accepts],
-    types: FilterTypes,
-) -> Procedure[tuple[Unaccepted, ...]]:
-    """How many tasks each lane has that no live consumer accepts, the most first."""
-    counts: dict[tuple[tuple[str, str], ...], int] = {}
-    for name, paths in segments.items():
+def _pending(segments: Mapping[str, Sequence[str]]) -> Procedure[dict[str, int]]:
+    """How many tasks each lane has."""
+    stats = iter((yield from bulk_read.read_stats([path for paths in segments.values() for path in paths])))
+    return {name: sum(stat.children for stat in islice(stats, len(paths)) if stat) for name, paths in segments.items()}
+
+
+def _lanes(
+    context: Context, pending: Mapping[str, int], accepts: Sequence[inspect.Accepts], types: FilterTypes
+) -> Procedure[tuple[LaneStatus, ...]]:
+    """The lanes that have tasks, and who accepts these."""
+    found = []
+    for name, count in pending.items():
         lane = parse_lane(name)
-        if lane is None and is_shortened(name):
+        if count and lane is None and is_shortened(name):
             (node,) = yield from bulk_read.read_nodes([path := context.paths.at("queue", name)])
             if node is not None:
                 lane = bulk_read.unless_corrupt(context, path, partial(Lane.decode, path, node.data))
-        if lane is None or lane.filters is None or not paths:
+        if not count or lane is None:
             continue
-        if all(each.refusal(lane.filters, types) is not None for each in accepts):
-            stats = yield from bulk_read.read_stats(paths)
-            key = tuple(lane.filters.items())
-            counts[key] = counts.get(key, 0) + sum(stat.children for stat in stats if stat is not None)
-    found = [Unaccepted(dict(filters), count) for filters, count in counts.items() if count]
-    return tuple(sorted(found, key=lambda each: -each.count))
+        filters = lane.filters
+        accepted = [each.consumer for each in accepts if filters is None or each.refusal(filters, types) is None]
+        found.append(LaneStatus(lane.priority, filters, count, tuple(accepted)))
+    return tuple(found)
 
 
 def _oldest(context: Context, segments: Mapping[str, Sequence[str]]) -> Procedure[int | None]:

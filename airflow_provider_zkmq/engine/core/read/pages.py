@@ -1,0 +1,74 @@
+"""The ids of tasks page by page, so that a queue may be looked through however deep it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..client_state import Context
+from ..model.states import State
+from ..model.values import whole_number
+from ..model.znode_names import bucket_start, entry_task, is_lane, segments_of
+from ..zk_operations import Children, Procedure
+from . import bulk_read, inspect
+from .configuration import read_conf
+
+#: So many lists are read in one round trip: each has some hundreds of names, or those of a minute.
+_LISTS_AT_ONCE: Final = 4
+#: A page has so many tasks at the most.
+MOST: Final = 1_000
+
+
+def page(
+    context: Context, state: State | str, after: str | None = None, most: int = MOST
+) -> Procedure[list[tuple[str, str]]]:
+    """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
+
+    `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
+    ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing, or
+    come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+    """
+    wanted, count = State(inspect.as_state(state) or State.INSERTED), whole_number("most", most, 1, MOST)
+    yield from read_conf(context)
+    if wanted in {State.DEAD, State.CLAIMED}:
+        ids = yield from inspect.listed_ids(context, wanted)
+        return [(task, task) for task in ids if after is None or task > after][:count]
+    latest_first = wanted in {State.FINISHED, State.CANCELLED}
+    lists = yield from _lists(context, wanted)
+    stands = None if after is None else _order(after.rpartition("/")[0])
+    last = "" if after is None else after.rpartition("/")[2]
+    if stands is not None:
+        lists = [each for each in lists if (_order(each) <= stands if latest_first else _order(each) >= stands)]
+    found: list[tuple[str, str]] = []
+    for chunk in bulk_read.chunked(lists, _LISTS_AT_ONCE):
+        listings = yield from bulk_read.list_children([context.paths.at(each) for each in chunk])
+        for each, names in zip(chunk, listings, strict=True):
+            if stands is not None and _order(each) == stands:
+                names = [name for name in names if (name < last if latest_first else name > last)]
+            for name in reversed(names) if latest_first else names:
+                if (task := entry_task(name)) is not None:
+                    found.append((f"{each}/{name}", task))
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def _order(path: str) -> tuple[str, ...]:
+    """By what lists are sorted: a lane's segments among lanes; buckets of one minute beside one another."""
+    index, *parts = path.split("/")
+    return (index, *parts) if index in {"queue", "scheduled"} else (*parts, index)
+
+
+def _lists(context: Context, state: State) -> Procedure[list[str]]:
+    """The lists in which tasks of a state stand, in their order."""
+    indexes = {State.FINISHED: ("finished", "requeued"), State.CANCELLED: ("cancelled",)}.get(state, ("scheduled",))
+    lists: list[str] = []
+    for index in indexes:
+        names: list[str] = (yield Children(context.paths.at(index))) or []
+        lists += [f"{index}/{name}" for name in names if bucket_start(name) is not None]
+    if state is State.INSERTED:
+        lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+        segments = yield from bulk_read.list_children([context.paths.at("queue", lane) for lane in lanes])
+        lists += [
+            f"queue/{lane}/{name}" for lane, names in zip(lanes, segments, strict=True) for name in segments_of(names)
+        ]
+    return sorted(lists, key=_order, reverse=state is not State.INSERTED)

@@ -1,0 +1,1 @@
+"""The Airflow plugin: the page of queues in Airflow's UI."""

@@ -1,0 +1,71 @@
+"""Which connections the page may show to whom: Airflow's auth manager decides it, for each by itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
+from airflow.exceptions import AirflowNotFoundException
+from airflow.models.connection import Connection
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from ..hooks.connection_options import DEFAULT_CONN_ID, connection_options
+
+if TYPE_CHECKING:
+    from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
+    from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+
+_TYPE: Final = "zkmq"
+_VARIABLE: Final = "AIRFLOW_CONN_"
+
+
+def connections(user: BaseUser, method: ResourceMethod = "GET") -> list[str]:
+    """The ids of the zkmq connections on which a user may do this, sorted.
+
+    Looked for in Airflow's database and in the environment; other secrets backends cannot be listed, but of those
+    `zkmq_default` is looked for, too.
+    """
+    with create_session() as session:
+        rows = session.execute(select(Connection.conn_id, Connection.team_name).where(Connection.conn_type == _TYPE))
+        teams: dict[str, str | None] = {str(conn_id): team for conn_id, team in rows}
+    named = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
+    for conn_id in {*named, DEFAULT_CONN_ID} - teams.keys():
+        if _is_ours(conn_id):
+            teams[conn_id] = None
+    manager = get_auth_manager()
+    return sorted(
+        conn_id
+        for conn_id, team in teams.items()
+        if manager.is_authorized_connection(
+            method=method, details=ConnectionDetails(conn_id=conn_id, team_name=team), user=user
+        )
+    )
+
+
+def options_of(conn_id: str) -> dict[str, Any]:
+    """The arguments of `Zkmq.connect` for a connection; they hold its password.
+
+    Raises `LookupError` where there is no zkmq connection of that id, and `ConfigError`.
+    """
+    try:
+        conn = Connection.get_connection_from_secrets(conn_id)
+    except AirflowNotFoundException:
+        raise LookupError(f"there is no connection {conn_id!r}") from None
+    if conn.conn_type != _TYPE:
+        raise LookupError(f"connection {conn_id!r} is none of type {_TYPE}")
+    options = connection_options(conn)
+    options.pop("queue")
+    return options
+
+
+def _is_ours(conn_id: str) -> bool:
+    try:
+        options_of(conn_id)
+    except LookupError:
+        return False
+    except Exception:  # noqa: BLE001  it is one, and what is wrong with it is told where it is shown
+        return True
+    return True

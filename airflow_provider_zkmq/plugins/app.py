@@ -1,0 +1,269 @@
+"""The page's app, which Airflow's api-server mounts: who is asked for is asked of Airflow, on every route."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from importlib import resources
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import (
+    GetUserDep,
+    bearer_scheme,
+    get_user,
+    requires_access_connection,
+    requires_access_dag,
+)
+from airflow.api_fastapi.logging.decorators import action_logging
+from airflow.configuration import conf
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+
+from ..engine import ConfigError, QueueNotFound, TaskNotFound, ZkmqError
+from . import access, actions, instances, views
+from .days import days_of
+from .live import Live
+
+T = TypeVar("T")
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+#: The files of the page, by the kinds that browsers are told.
+_FILES: Final = {
+    "app.js": "text/javascript; charset=utf-8",
+    "app.css": "text/css; charset=utf-8",
+    "LICENSES.txt": "text/plain; charset=utf-8",
+}
+#: Neither a proxy nor Airflow's own compression may hold back what is streamed.
+_STREAMED: Final = {"X-Accel-Buffering": "no", "Content-Encoding": "identity"}
+_Name = Annotated[str, Query(min_length=1, max_length=128)]
+_Text = Annotated[str | None, Query(max_length=4_096)]
+
+
+def make_app() -> FastAPI:
+    """The app, with its own memory of connections."""
+    app = FastAPI(title="Queues on ZooKeeper", openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.lives = {}
+    app.include_router(_PAGE)
+    app.include_router(_READING)
+    app.include_router(_ACTING)
+    app.middleware("http")(_with_headers)
+    for kind, code in ((LookupError, 404), (QueueNotFound, 404), (TaskNotFound, 404), (ConfigError, 400)):
+        app.exception_handler(kind)(partial(_told, code))
+    app.exception_handler(ZkmqError)(partial(_told, 503))
+    atexit.register(stop, app)
+    return app
+
+
+def stop(app: FastAPI) -> None:
+    """End the sessions of all connections."""
+    for live in app.state.lives.values():
+        live.stop()
+
+
+async def _with_headers(request: Request, call_next: Callable[[Request], Any]) -> Response:
+    response: Response = await call_next(request)
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+async def _told(code: int, _request: Request, error: Exception) -> JSONResponse:
+    text = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
+    return JSONResponse({"detail": text}, status_code=code)
+
+
+def _live(request: Request, connection_id: str) -> Live:
+    """What is known of a connection. Raises `LookupError` where it is none of ours."""
+    lives: dict[str, Live] = request.app.state.lives
+    live = lives.get(connection_id)
+    if live is None:
+        access.options_of(connection_id)
+        live = lives.setdefault(connection_id, Live(connection_id))
+    return live
+
+
+LiveDep = Annotated[Live, Depends(_live)]
+
+
+# --- The page itself.
+
+_PAGE: Final = APIRouter()
+
+
+@_PAGE.get("/", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """The page; whoever is not logged in is sent to Airflow's login and comes back."""
+    try:
+        await _user(request)
+    except HTTPException:
+        login = get_auth_manager().get_url_login(next_url=str(request.url))
+        return RedirectResponse(login, status_code=302)
+    return Response(_file("index.html"), media_type="text/html; charset=utf-8")
+
+
+async def _user(request: Request) -> Any:
+    """Who asks, as Airflow knows it. Raises `HTTPException` where that is nobody."""
+    return await get_user(request, None, await bearer_scheme(request))
+
+
+@_PAGE.get("/static/{name}", include_in_schema=False)
+async def static(name: str, _user: GetUserDep) -> Response:
+    """A file of the page."""
+    if name not in _FILES:
+        raise HTTPException(404, "there is no such file")
+    return Response(_file(name), media_type=_FILES[name], headers={"Cache-Control": "private, no-cache"})
+
+
+def _file(name: str) -> bytes:
+    return resources.files(__package__ or "").joinpath("static", name).read_bytes()
+
+
+@_PAGE.get("/api/connections")
+def connections(user: GetUserDep) -> dict[str, Any]:
+    """The connections that the user may read, and whether he may act on their queues."""
+    may_act = set(access.connections(user, "PUT"))
+    shown = [{"id": name, "may_act": name in may_act} for name in access.connections(user)]
+    return {"user": user.get_name(), "connections": shown}
+
+
+@_PAGE.get("/api/instance", dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))])
+def instance(
+    user: GetUserDep,
+    request: Request,
+    dag_id: Annotated[str, Query(max_length=250)],
+    run_id: Annotated[str, Query(max_length=250)],
+    task_id: Annotated[str, Query(max_length=250)],
+    map_index: int = -1,
+) -> dict[str, Any]:
+    """The tasks of queues that an Airflow task instance enqueued, waited for or settled, as far as he may see them."""
+    readable = set(access.connections(user))
+    return instances.tasks_of(partial(_live, request), readable, (dag_id, run_id, task_id, map_index))
+
+
+# --- Reading a connection.
+
+_READING: Final = APIRouter(
+    prefix="/api/connections/{connection_id}", dependencies=[Depends(requires_access_connection("GET"))]
+)
+
+
+@_READING.get("/events")
+async def events(live: LiveDep) -> StreamingResponse:
+    """How the queues stand, and each change of it."""
+
+    async def stream() -> AsyncIterator[str]:
+        yield "retry: 1000\n\n"
+        async for event in live.events():
+            yield event
+
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=_STREAMED)
+
+
+@_READING.get("/queues")
+def queues(live: LiveDep) -> dict[str, Any]:
+    """How the queues stand."""
+    return live.snapshot()
+
+
+@_READING.get("/queue")
+def queue(live: LiveDep, queue: _Name) -> dict[str, Any]:
+    """One queue."""
+    return _read(live, ("queue", queue), lambda: views.queue_view(live, queue))
+
+
+@_READING.get("/days")
+def days(live: LiveDep, queue: _Name) -> dict[str, Any]:
+    """What ended in a queue on each of the last days."""
+    live.client().queue(queue)  # refuses a bad name
+    rows, note = _read(live, ("days", queue), lambda: days_of(queue))
+    return {"days": rows, "note": note}
+
+
+@_READING.get("/tasks")
+def tasks(
+    live: LiveDep,
+    queue: _Name,
+    state: _Text = None,
+    selector: _Text = None,
+    error: _Text = None,
+    id: _Text = None,  # noqa: A002  the parameter's name
+    batch: _Text = None,
+    older: _Text = None,
+    cursor: _Text = None,
+) -> dict[str, Any]:
+    """A page of a queue's tasks."""
+    wanted = {"state": state, "selector": selector, "error": error, "id": id, "batch": batch, "older": older}
+    wanted = {name: value or None for name, value in wanted.items()}
+    key = ("tasks", queue, *wanted.values(), cursor)
+    return _read(live, key, lambda: views.tasks_view(live.client().queue(queue), wanted, cursor or None))
+
+
+@_READING.get("/errors")
+def errors(live: LiveDep, queue: _Name) -> dict[str, Any]:
+    """A queue's dead letters by their errors."""
+    return _read(live, ("errors", queue), lambda: views.errors_view(live.client().queue(queue)))
+
+
+@_READING.get("/task")
+def task(live: LiveDep, queue: _Name, task: _Name) -> dict[str, Any]:
+    """A task's story."""
+    return _read(live, ("task", queue, task), lambda: views.task_view(live.client().queue(queue), task))
+
+
+@_READING.get("/payload")
+def payload(live: LiveDep, queue: _Name, task: _Name, part: str = "data") -> Response:
+    """A task's payload or result as a file, of which no browser makes anything."""
+    found = live.client().queue(queue).task(task)
+    data = {"data": found.data, "result": found.result}.get(part)
+    if data is None:
+        raise HTTPException(404, f"the task has no {part if part in {'data', 'result'} else 'such part'}")
+    name = f'attachment; filename="{task}.{part}"'
+    return Response(data, media_type="application/octet-stream", headers={"Content-Disposition": name})
+
+
+def _read(live: Live, key: tuple[Any, ...], read: Callable[[], T]) -> T:
+    shared: T = live.shared(key, read)
+    return shared
+
+
+# --- Acting.
+
+
+def _same_origin(request: Request) -> None:
+    """Refuse what another site has a browser send. Raises `HTTPException`."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    own = {urlsplit(str(request.base_url)).netloc, urlsplit(conf.get("api", "base_url", fallback="")).netloc}
+    own |= {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")}
+    foreign = (site is not None and site != "same-origin") or (
+        origin is not None and urlsplit(origin).netloc not in own - {""}
+    )
+    if foreign or "application/json" not in request.headers.get("content-type", ""):
+        raise HTTPException(403, "only this page may ask for that")
+
+
+_ACTING: Final = APIRouter(
+    prefix="/api/connections/{connection_id}",
+    dependencies=[
+        Depends(requires_access_connection("GET")),
+        Depends(requires_access_connection("PUT")),
+        Depends(_same_origin),
+    ],
+)
+
+
+@_ACTING.post("/actions", dependencies=[Depends(action_logging(event="zkmq.action"))])
+def act(live: LiveDep, wanted: actions.Action) -> StreamingResponse:
+    """Do something to tasks or to a queue; a line of JSON for each group of tasks tells how far it is."""
+    lines = actions.carry_out(live.client().queue(wanted.queue), wanted)
+    return StreamingResponse(lines, media_type="application/x-ndjson", headers=_STREAMED)

@@ -1,0 +1,54 @@
+"""Which tasks of queues an Airflow task instance dealt with: by the links that its operator left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from ..engine import ZkmqError
+from ..hooks.page_address import read_url
+from ..hooks.page_links import TaskLink
+from .live import Live
+
+_SHOWN: Final = 200
+
+
+def tasks_of(
+    live_of: Callable[[str], Live], readable: Collection[str], instance: tuple[str, str, str, int]
+) -> dict[str, Any]:
+    """The tasks that an instance (DAG, run, task, map index) dealt with, of connections that somebody may read."""
+    dag_id, run_id, task_id, map_index = instance
+    columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.key
+    wanted = (dag_id, run_id, task_id, map_index, TaskLink().xcom_key)
+    with create_session() as session:
+        conditions = [column == value for column, value in zip(columns, wanted, strict=True)]
+        found = session.scalars(select(XComModel).where(*conditions)).first()
+        url = None if found is None else XComModel.deserialize_value(found)
+    told = read_url(url) if isinstance(url, str) else {}
+    connection, queue = told.get("connection"), told.get("queue")
+    ids = [each for each in (told.get("of") or told.get("task") or "").split(",") if each]
+    if connection is None or queue is None or connection not in readable:
+        return {"tasks": [], "hidden": len(ids)}
+    live = live_of(connection)
+    try:
+        handle = live.client().queue(queue)
+        members = handle.tasks(batch=told["batch"], parts=(), limit=_SHOWN) if "batch" in told else []
+        there = {task.id: task for task in [*members, *(handle.tasks(ids=ids, parts=()) if ids else ())]}
+    except ZkmqError:
+        there = {}
+    rows = [
+        {
+            "connection": connection,
+            "queue": queue,
+            "id": each,
+            "how": told.get("how", "enqueued"),
+            "state": str(there[each].state) if each in there else None,
+            "error": there[each].error if each in there else None,
+        }
+        for each in dict.fromkeys([*ids, *there])
+    ]
+    return {"tasks": rows[:_SHOWN], "hidden": max(0, len(rows) - _SHOWN)}

@@ -1,0 +1,531 @@
+"""The page's server within Airflow's own api-server: who may do what, what it shows, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from airflow.api_fastapi.app import create_app, get_auth_manager, purge_cached_app
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.models.log import Log
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_provider_zkmq.embedded import EmbeddedServer
+from airflow_provider_zkmq.engine import Message, RetryPolicy, String, Zkmq
+from airflow_provider_zkmq.engine.api.queue import Queue
+from airflow_provider_zkmq.plugins import live
+from airflow_provider_zkmq.plugins.zkmq import QueuePage, ZkmqPlugin
+from tests.airflow.conftest import define
+from tests.support import eventually
+
+BASE = "/zkmq/api/connections/zkmq_default"
+#: Browsers send it with what a page of the same site asks for.
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+class Api:
+    """Airflow's api-server with the page, and browsers of users with a role."""
+
+    def __init__(self, url: str, page: QueuePage) -> None:
+        self.url, self.page = url, page
+
+    def browser(self, role: str | None) -> httpx.Client:
+        """A browser in which somebody of a role is logged in; None: nobody."""
+        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=f"the {role}", role=role))
+        cookies = {} if role is None else {"_token": token}
+        return httpx.Client(base_url=self.url, cookies=cookies, timeout=60, headers=SAME)
+
+
+@pytest.fixture(scope="module")
+def api(database: None) -> Iterator[Api]:
+    """An api-server in a thread of this process."""
+    page = QueuePage()
+    purge_cached_app()
+    app = create_app(apps="core")
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") not in {"/zkmq", ""}]
+    app.mount("/zkmq", page)
+    app.router.routes.insert(0, app.router.routes.pop())
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        eventually(lambda: server.started)
+        yield Api(f"http://127.0.0.1:{listening.getsockname()[1]}", page)
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+    purge_cached_app()
+
+
+@pytest.fixture(autouse=True)
+def no_memory(api: Api) -> Iterator[None]:
+    """What a test's connection is like is forgotten after it."""
+    yield
+    lives = api.page.made().state.lives
+    while lives:
+        lives.popitem()[1].stop()
+
+
+@pytest.fixture
+def admin(api: Api) -> Iterator[httpx.Client]:
+    with api.browser("admin") as browser:
+        yield browser
+
+
+def get(browser: httpx.Client, view: str, **query: Any) -> Any:
+    """A view's JSON."""
+    answer = browser.get(f"{BASE}/{view}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def act(browser: httpx.Client, action: str, **what: Any) -> list[dict[str, Any]]:
+    """Have something done to the queue; the lines that tell of it."""
+    answer = browser.post(f"{BASE}/actions", json={"queue": "jobs", "action": action, **what})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def kill(queue: Queue, errors: dict[str, int]) -> None:
+    """Make so many dead letters of each error."""
+    for error, count in errors.items():
+        queue.enqueue_many([Message(b"x", policy=RetryPolicy(attempts=1)) for _ in range(count)])
+        for _ in range(count):
+            claim = queue.claim()
+            assert claim is not None
+            claim.fail(error)
+
+
+# --- Who may do what.
+
+
+def test_every_route_asks_who_it_is(api: Api, queue: Queue) -> None:
+    """Nobody who is not logged in gets anything, by whichever route of the app: a redirect to the login, or 401."""
+    assert queue.enqueue(b"x")
+    asked = set()
+    with api.browser(None) as browser:
+        for route in api.page.routes:
+            path = route.path.replace("{connection_id}", "zkmq_default").replace("{name}", "app.js")
+            for method in route.methods:
+                answer = browser.request(method, f"/zkmq{path}", follow_redirects=False)
+                assert answer.status_code in {302, 401}, (method, path, answer.text)
+                asked.add(path)
+    assert len(asked) >= 12
+    assert "/login" in httpx.get(f"{api.url}/zkmq/", follow_redirects=False).headers["location"]
+
+
+@pytest.mark.parametrize("view", ["queues", "queue?queue=jobs", "tasks?queue=jobs", "errors?queue=jobs", "events"])
+def test_who_may_not_read_the_connection_sees_nothing_of_it(api: Api, queue: Queue, view: str) -> None:
+    queue.enqueue(b"x")
+    with api.browser("viewer") as browser:
+        assert browser.get("/zkmq/api/connections").json()["connections"] == []
+        answer = browser.get(f"{BASE}/{view}")
+        assert answer.status_code == 403
+        assert "jobs" not in answer.text
+
+
+def test_who_may_not_act_does_nothing_and_is_in_no_audit_log(api: Api, admin: httpx.Client, queue: Queue) -> None:
+    body = {"queue": "jobs", "action": "pause"}
+    before = _logged()
+    with api.browser("viewer") as browser:
+        assert browser.post(f"{BASE}/actions", json=body).status_code == 403
+    with api.browser(None) as browser:
+        assert browser.post(f"{BASE}/actions", json=body).status_code == 401
+    assert not queue.conf().paused
+    assert _logged() == before
+    assert act(admin, "pause")[-1]["message"] == "paused"
+    eventually(lambda: queue.conf().paused)
+    (entry,) = _logged()[len(before) :]
+    assert entry[0] == "the admin"
+    assert json.loads(entry[1])["queue"] == "jobs"
+    assert act(admin, "resume")[-1]["message"] == "resumed"
+
+
+def _logged() -> list[tuple[str, str]]:
+    with create_session() as session:
+        rows = session.execute(select(Log.owner, Log.extra).where(Log.event == "zkmq.action").order_by(Log.id))
+        return [(owner, extra) for owner, extra in rows]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none", "Origin": "null"},
+        {"Origin": "http://elsewhere.example"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ],
+    ids=str,
+)
+def test_another_site_has_nothing_done(admin: httpx.Client, queue: Queue, headers: dict[str, str]) -> None:
+    """Although the browser sends its user's cookie with it."""
+    body = json.dumps({"queue": "jobs", "action": "pause"})
+    answer = admin.post(f"{BASE}/actions", content=body, headers={"Content-Type": "application/json", **headers})
+    assert answer.status_code == 403
+    assert not queue.conf().paused
+
+
+def test_only_connections_of_queues_are_shown(
+    admin: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "postgres", "host": "secret-host"}))
+    define(monkeypatch, "zkmq_broken")
+    named = [each["id"] for each in admin.get("/zkmq/api/connections").json()["connections"]]
+    assert named == ["zkmq_broken", "zkmq_default"]
+    for wrong in ("shop", "none", "..", "zkmq_default%2f.."):
+        answer = admin.get(f"/zkmq/api/connections/{wrong}/queues")
+        assert answer.status_code == 404
+        assert "secret-host" not in answer.text
+    assert admin.get("/zkmq/api/connections/zkmq_broken/queue?queue=x").status_code == 400
+    assert queue.name == "jobs"
+
+
+# --- What it shows.
+
+
+def test_the_overview_tells_of_each_queue_trouble_first(admin: httpx.Client, queue: Queue) -> None:
+    kill(queue, {"no paper": 2})
+    queue.enqueue(b"x")
+    (row,) = get(admin, "queues")["queues"]
+    assert row["queue"] == "jobs"
+    assert row["counts"] == {"inserted": 1, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 2, "cancelled": 0}
+    assert row["troubles"][0]["kind"] == "dead"
+    assert row["error"] is None
+
+
+def test_each_page_of_tasks_goes_on_behind_the_one_before(admin: httpx.Client, queue: Queue) -> None:
+    """Every task comes once, whichever state they are in, and however many there are."""
+    queue.configure(filters={"region": String()})
+    pending = [queue.enqueue(b"x", filters={"region": f"r{number % 3}"}) for number in range(120)]
+    pending += [queue.enqueue(b"x", delay=60 + number) for number in range(30)]
+    assert _all(admin, "inserted") == (sorted(pending), 3)
+    kill(queue, {})
+    for _ in range(60):
+        claim = queue.claim()
+        assert claim is not None
+        claim.complete()
+    finished, pages = _all(admin, "finished")
+    assert (len(set(finished)), pages) == (60, 2)
+
+
+def _all(browser: httpx.Client, state: str, **query: str) -> tuple[list[str], int]:
+    """The ids of the tasks on all pages, sorted, and how many pages."""
+    found, cursor, pages = list[str](), "", 0
+    while True:
+        page = get(browser, "tasks", queue="jobs", state=state, cursor=cursor, **query)
+        found += [task["id"] for task in page["tasks"]]
+        pages += 1
+        assert len(page["tasks"]) <= 50
+        if page["cursor"] is None:
+            return sorted(found), pages
+        cursor = page["cursor"]
+
+
+def test_tasks_are_found_by_what_they_have_in_common(admin: httpx.Client, queue: Queue) -> None:
+    queue.configure(filters={"region": String()})
+    mine = queue.enqueue(b"x", task_id="invoice-7", filters={"region": "eu"})
+    queue.enqueue_many([Message(b"x", {"region": "us"}) for _ in range(70)])
+    members = queue.enqueue_many([Message(b"x"), Message(b"x")], batch="night")
+    kill(queue, {})
+    assert _all(admin, "inserted", selector="region==eu")[0] == [mine]
+    assert _all(admin, "inserted", id="voice")[0] == [mine]
+    assert _all(admin, "inserted", batch="night")[0] == sorted(members)
+    assert _all(admin, "inserted", older="1h")[0] == []
+    assert len(_all(admin, "inserted", older="0s")[0]) == 73
+    for wrong in ({"state": "lost"}, {"selector": "region=="}, {"older": "long"}, {"selector": "colour==red"}):
+        answer = admin.get(f"{BASE}/tasks", params={"queue": "jobs", **wrong})
+        assert answer.status_code == 400, wrong
+        assert answer.json()["detail"]
+
+
+def test_dead_letters_are_grouped_by_their_errors(admin: httpx.Client, queue: Queue) -> None:
+    kill(queue, {"timed out": 3, "no such street": 1})
+    told = get(admin, "errors", queue="jobs")
+    assert [(group["error"], group["count"]) for group in told["groups"]] == [("timed out", 3), ("no such street", 1)]
+    assert told["total"] == 4
+    assert len(_all(admin, "dead", error="timed*")[0]) == 3
+
+
+def test_a_story_tells_of_each_delivery_and_of_who_enqueued_it(admin: httpx.Client, queue: Queue) -> None:
+    origin = {"dag_id": "d/x", "run_id": "manual__2026-11-29T10:00:00+00:00", "task_id": "t", "map_index": 2}
+    task = queue.enqueue(b'{"a": 1}', metadata={"airflow": origin}, policy=RetryPolicy(attempts=2, min_backoff=0))
+    claim = queue.claim()
+    assert claim is not None
+    claim.fail("no paper")
+    story = get(admin, "task", queue="jobs", task=task)
+    assert story["task"]["data"] == {"bytes": 8, "kind": "json", "text": '{"a": 1}', "truncated": False}
+    assert [each["error"] for each in story["task"]["history"]] == ["no paper"]
+    (link,) = story["links"]
+    assert link["href"] == "dags/d%2Fx/runs/manual__2026-11-29T10%3A00%3A00%2B00%3A00/tasks/t/mapped/2"
+    assert admin.get(f"{BASE}/task", params={"queue": "jobs", "task": "none"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"<script>alert(1)</script>", "text"),
+        (b"\xff\xfe\x00<script>", "binary"),
+        (b"nul\0", "binary"),
+        ("é".encode() * 450_000, "text"),
+        (b"a" + "é".encode() * 450_000, "text"),
+        (b"[" * 5_000, "text"),
+        (b"", "text"),
+    ],
+    ids=["script", "no text", "nul", "large", "cut in a character", "nested", "empty"],
+)
+def test_any_payload_is_shown_harmlessly(admin: httpx.Client, queue: Queue, data: bytes, kind: str) -> None:
+    """At most 64 kB of it as text, and as a whole only as a file of no type."""
+    task = queue.enqueue(data)
+    shown = get(admin, "task", queue="jobs", task=task)["task"]["data"]
+    assert (shown["kind"], shown["bytes"], shown["truncated"]) == (kind, len(data), len(data) > 65_536)
+    assert len(shown["text"].encode()) <= 65_536
+    whole = admin.get(f"{BASE}/payload", params={"queue": "jobs", "task": task, "part": "data"})
+    assert whole.content == data
+    assert whole.headers["content-type"] == "application/octet-stream"
+    assert whole.headers["content-disposition"].startswith("attachment")
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert "script-src 'self'" in whole.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("name", ["../conf", "%2f", "a/b", "'\"", "a\0b", "x" * 129, "é", "<b>"])
+def test_odd_names_are_refused_and_nothing_more(admin: httpx.Client, queue: Queue, name: str) -> None:
+    assert queue.name
+    for view in ("queue", "tasks", "errors", "days"):
+        assert admin.get(f"{BASE}/{view}", params={"queue": name}).status_code in {400, 422}
+    assert admin.get(f"{BASE}/task", params={"queue": "jobs", "task": name}).status_code in {400, 422}
+
+
+# --- What is done.
+
+
+def test_redrive_cancel_and_release_tell_what_was_done_and_what_refused(admin: httpx.Client, queue: Queue) -> None:
+    kill(queue, {"timed out": 70, "no paper": 2})
+    first, *rest = act(admin, "redrive", selection={"error": "timed out", "state": "dead"})
+    assert first == {"of": 70}
+    assert rest[-1] | {"message": ""} == {"over": True, "done": 70, "refused": 0, "message": ""}
+    assert queue.counts()["dead"] == 2
+    [lost] = act(admin, "redrive", tasks=["none"])[1]["refused"]
+    assert lost["id"] == "none"
+    assert "never enqueued" in lost["reason"]
+    claim = queue.claim(lease=60)
+    assert claim is not None
+    assert act(admin, "release", tasks=[claim.task.id])[-1]["done"] == 1
+    assert act(admin, "cancel", selection={"all": True})[-1]["done"] == 70
+    assert queue.counts() | {"finished": 0} == {
+        "inserted": 0, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 2, "cancelled": 70,
+    }  # fmt: skip
+    assert act(admin, "clean")[-1]["over"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"queue": "jobs", "action": "drop everything"},
+        {"queue": "jobs", "action": "redrive"},
+        {"queue": "jobs", "action": "redrive", "tasks": []},
+        {"queue": "jobs", "action": "redrive", "selection": {}},
+        {"queue": "jobs", "action": "redrive", "tasks": ["a"], "selection": {"all": True}},
+        {"queue": "jobs", "action": "redrive", "selection": {"every": True}},
+        {"queue": "..", "action": "pause"},
+        {"queue": "jobs", "action": "cancel", "tasks": ["../conf"]},
+        {"queue": "none", "action": "pause"},
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_is_refused_before_anything_is_done(
+    admin: httpx.Client, queue: Queue, body: dict[str, Any]
+) -> None:
+    kill(queue, {"e": 1})
+    answer = admin.post(f"{BASE}/actions", json=body)
+    assert answer.status_code in {400, 404, 422}
+    assert queue.counts()["dead"] == 1
+
+
+# --- Live: events, and what they cost.
+
+
+class Stream:
+    """A browser that reads the events of a connection, in a thread."""
+
+    def __init__(self, browser: httpx.Client) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.state: dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._read, args=(browser,), daemon=True)
+        self._over = False
+        self._thread.start()
+
+    def _read(self, browser: httpx.Client) -> None:
+        with contextlib.suppress(httpx.HTTPError), browser.stream("GET", f"{BASE}/events") as answer:
+            kind = ""
+            for line in answer.iter_lines():
+                if self._over:
+                    return
+                kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+                if line.startswith("data: "):
+                    self._take(kind, json.loads(line.removeprefix("data: ")))
+
+    def _take(self, kind: str, data: dict[str, Any]) -> None:
+        if kind == "state":
+            self.state = data
+            return
+        self.rows = {} if data["whole"] else self.rows
+        self.rows |= {row["queue"]: row for row in data["queues"]}
+        for name in data["gone"]:
+            self.rows.pop(name, None)
+
+    def pending(self) -> int:
+        return int(self.rows.get("jobs", {"counts": {"inserted": -1}})["counts"]["inserted"])
+
+    def close(self) -> None:
+        self._over = True
+
+
+def test_whoever_looks_is_told_of_each_change(admin: httpx.Client, queue: Queue, zookeeper: str, root: str) -> None:
+    stream = Stream(admin)
+    eventually(lambda: stream.pending() == 0)
+    queue.enqueue_many([Message(b"x")] * 3)
+    eventually(lambda: stream.pending() == 3)
+    with Zkmq.connect(zookeeper, root, gc=False) as zk:
+        zk.queue("other").enqueue(b"x")
+        eventually(lambda: "other" in stream.rows)
+        zk.delete_queue("other", confirm=True)
+        eventually(lambda: "other" not in stream.rows)
+    stream.close()
+
+
+def test_a_hundred_pages_cost_the_requests_of_one(api: Api, queue: Queue) -> None:
+    """ZooKeeper is asked as often as for one, while everybody is told of each change; and so for what they ask."""
+
+    def spent(watching: int) -> int:
+        browsers = [api.browser("admin") for _ in range(watching)]
+        streams = [Stream(browser) for browser in browsers]
+        eventually(lambda: all(stream.rows for stream in streams), within=60)
+        client = api.page.made().state.lives["zkmq_default"].client()
+        before = sum(client.requests.values())
+        begun = queue.counts()["inserted"]
+        for count in range(1, 6):
+            queue.enqueue(b"x")
+            eventually(lambda: all(stream.pending() == begun + count for stream in streams), within=60)  # noqa: B023
+        for stream, browser in zip(streams, browsers, strict=True):
+            stream.close()
+            browser.close()
+        return sum(client.requests.values()) - before
+
+    one = spent(1)
+    assert spent(40) <= 4 * one  # the looks are by time, and a busy machine takes longer
+
+
+def test_while_nothing_changes_a_look_is_one_request(api: Api, admin: httpx.Client, queue: Queue) -> None:
+    queue.enqueue(b"x")
+    seen = live.Live("zkmq_default")
+    try:
+        assert seen.snapshot()["queues"][0]["queue"] == "jobs"
+        client = seen.client()
+        eventually(lambda: dict(client.requests) == _after_a_look(client))
+    finally:
+        seen.stop()
+    assert admin.get("/zkmq/api/connections").status_code == 200
+    assert api.url
+
+
+def _after_a_look(client: Any) -> dict[str, int]:
+    """What a client has sent, less one look at whether anything has changed; waits for one."""
+    before = dict(client.requests)
+    eventually(lambda: dict(client.requests) != before)
+    return {**client.requests, "Exists": client.requests["Exists"] - 1}
+
+
+def test_zookeeper_away_is_told_and_life_goes_on_when_it_is_back(
+    admin: httpx.Client, mortal: EmbeddedServer, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define(monkeypatch, host=mortal.hosts, extra={"root": root})
+    with Zkmq.connect(mortal.hosts, root, gc=False, connect_timeout=30) as zk:
+        queue = zk.queue("jobs")
+        queue.enqueue(b"x")
+        stream = Stream(admin)
+        eventually(lambda: stream.pending() == 1 and stream.state["connected"])
+        mortal.kill(0)
+        eventually(lambda: not stream.state["connected"], within=60)
+        assert stream.state["error"]
+        assert stream.pending() == 1
+        assert admin.get(f"{BASE}/task", params={"queue": "jobs", "task": "x"}).status_code == 503
+        mortal.restart(0)
+        eventually(lambda: stream.state["connected"], within=60)
+        eventually(lambda: bool(queue.enqueue(b"y")), within=60)
+        eventually(lambda: stream.pending() >= 2, within=60)
+    stream.close()
+
+
+def test_settings_that_change_are_heeded(
+    admin: httpx.Client, queue: Queue, zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a new start of the api-server."""
+    monkeypatch.setattr(live, "SETTINGS_SECONDS", 0.1)
+    stream = Stream(admin)
+    eventually(lambda: "jobs" in stream.rows)
+    with Zkmq.connect(zookeeper, f"{root}-2", gc=False) as zk:
+        zk.queue("there").enqueue(b"x")
+        define(monkeypatch, host=zookeeper, extra={"root": f"{root}-2"})
+        eventually(lambda: set(stream.rows) == {"there"})
+    stream.close()
+    assert queue.name == "jobs"
+
+
+# --- What it costs others.
+
+
+def test_other_processes_of_airflow_import_nothing_of_the_app() -> None:
+    """The plugin is loaded by a scheduler, a triggerer, a task: neither FastAPI nor an engine comes with it."""
+    script = (
+        "import sys; from airflow_provider_zkmq.plugins.zkmq import ZkmqPlugin as P; assert P.fastapi_apps; "
+        "assert P.external_views; print([n for n in sys.modules if n.startswith('fastapi') or n == 'kazoo' "
+        "or n.startswith('airflow_provider_zkmq.plugins.') or n.startswith('airflow_provider_zkmq.engine.core')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "['airflow_provider_zkmq.plugins.zkmq']"
+    assert ZkmqPlugin.name == "zkmq"
+
+
+def test_nobody_looking_ends_the_session(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(live, "WATCHED_SECONDS", 60.0)
+    seen = live.Live("zkmq_default")
+    client = seen.client()
+    eventually(lambda: client.closed)
+    time_of_end = time.monotonic()
+    assert seen.snapshot()["queues"] == get_rows(queue)
+    assert time.monotonic() >= time_of_end
+    seen.stop()
+
+
+def get_rows(queue: Queue) -> list[dict[str, Any]]:
+    """As a connection whose one queue nobody has touched tells of it, by a reader of its own."""
+    seen = live.Live("zkmq_default")
+    try:
+        rows: list[dict[str, Any]] = seen.snapshot()["queues"]
+        assert [row["queue"] for row in rows] == [queue.name]
+        return rows
+    finally:
+        seen.stop()
+
+
+def test_the_built_page_is_there() -> None:
+    folder = Path(live.__file__).parent / "static"
+    assert {"index.html", "app.js", "app.css"} <= {path.name for path in folder.iterdir()}
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000
