@@ -1,16 +1,23 @@
-"""A worker as a process of its own: a function or a shell command, with traces, metrics and signals around it."""
+"""A worker as a process of its own: a function or a shell command, with traces, metrics and signals around it.
+
+Signals end it when its tasks are done, or have it begin anew.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
-from . import engine, traces, worker_logs, worker_signals
+from . import engine, traces, worker_logs
 from .shell_handler.command_reaper import TERMINATE_SECONDS
 from .shell_handler.exec_handler import Commands
 
@@ -38,10 +45,10 @@ def run(
     `handler`: a function, as `load` takes it; or `command`: what a shell carries out, as `Commands` has it, for which
     `pass_credentials` and `secret` are. `settings`: of `Queue.worker`. Raises `ConfigError`, and what `connect` does.
     """
-    signals = worker_signals.Signals()
+    signals = Signals()
     watched = [] if warn_size is None else [engine.monitor(max_size=warn_size)]
     settings["grace"] = grace
-    with worker_signals.reload_held():
+    with reload_held():
         with contextlib.ExitStack() as stack:
             stack.callback(traces.export("zkmq-worker"))
             handle: Callable[..., Any] = _nothing
@@ -74,7 +81,7 @@ def run(
             worker.run(until_empty=until_empty)
         if signals.anew:
             client.close()
-            worker_signals.start_anew()
+            start_anew()
     return worker
 
 
@@ -108,3 +115,87 @@ def load(text: str) -> Callable[..., Any]:
     if not callable(function):
         raise engine.ConfigError(f"--handler {text!r} is no function")
     return function  # type: ignore[no-any-return]
+
+
+# --- What signals do to it.
+
+#: Empty where there is no such signal, as on Windows.
+_RELOAD: Final = {signal.SIGHUP} if hasattr(signal, "SIGHUP") else set[signal.Signals]()
+
+
+@contextlib.contextmanager
+def reload_held() -> Iterator[None]:
+    """A SIGHUP inside the block waits for `Signals`, so that it ends nobody who is still beginning."""
+    _mask(signal.SIG_BLOCK)
+    try:
+        yield
+    finally:
+        _mask(signal.SIG_UNBLOCK)
+
+
+class Signals:
+    """What signals do to the process of a worker.
+
+    SIGTERM and Ctrl-C end it when its tasks are done, or the grace is over; a second Ctrl-C at once. SIGHUP does so,
+    too, and then the process is to begin anew (`start_anew`); what outlasts the grace then counts no attempt. Where
+    standard input is a terminal, SIGHUP says that this is gone, and ends the worker as SIGTERM does. Where whoever
+    started the process has it ignore SIGHUP, as ``nohup`` does, that stays so.
+    """
+
+    def __init__(self) -> None:
+        self.anew = False
+        """Whether the process is to begin anew, now that the worker has ended."""
+
+    @contextlib.contextmanager
+    def ending(
+        self, worker: engine.Worker, grace: float, *, stopping: Callable[[], object], over: Callable[[], object]
+    ) -> Iterator[None]:
+        """Signals end this worker inside the block. It is told that it is `stopping`, and that the grace is `over`.
+
+        A second Ctrl-C raises KeyboardInterrupt.
+        """
+        interrupts = 0
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            nonlocal interrupts
+            interrupts += number == signal.SIGINT
+            if interrupts > 1:
+                raise KeyboardInterrupt
+            anew = number in _RELOAD and not _has_terminal()
+            stopping()
+            if worker.stop(forgive=anew):
+                self.anew = anew
+                then = "then this process begins anew" if anew else "Ctrl-C again stops now"
+                _LOG.info("finishing what is in hand, at most %g s; %s", grace, then)
+                timer = threading.Timer(grace, over)
+                timer.daemon = True
+                timer.start()
+            else:  # it is stopping already: what ends the process does so also before it begins anew
+                self.anew = self.anew and anew
+
+        heard = {signal.SIGTERM, signal.SIGINT}
+        heard |= {number for number in _RELOAD if signal.getsignal(number) is not signal.SIG_IGN}
+        before = {number: signal.signal(number, stop) for number in heard}
+        _mask(signal.SIG_UNBLOCK)
+        try:
+            yield
+        finally:
+            _mask(signal.SIG_BLOCK)
+            for number, old in before.items():
+                signal.signal(number, old)
+
+
+def start_anew() -> None:
+    """Begin this process anew: its number and arguments stay, its code is read again. Raises `OSError`."""
+    sys.stdout.flush()
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  what runs already
+
+
+def _mask(how: int) -> None:
+    if _RELOAD:
+        signal.pthread_sigmask(how, _RELOAD)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..inspection import diagnosis, queue_status, records, terminal, wording
+from ..inspection import queue_status, records, terminal, wording
 from .connection import OPTIONAL_QUEUE, Cli, QueueName, Watching
 from .options import ATTEMPTS, STATES, YES, State, at_most_one, flag, option, pairs, parse_limit, span
 from .verbs import verb
@@ -36,6 +36,8 @@ def consumers(cli: Watching, queue: QueueName, hung_after: float = _HUNG_AFTER) 
 @verb("doctor", example="zkmq doctor --hosts zk1:2181")
 def doctor(cli: Cli) -> int:
     """Say whether the servers answer and let us write, which clock they have, what is open, and what is installed."""
+    from ..inspection import diagnosis
+
     value = {"hosts": cli.hosts, "root": cli.root, **diagnosis.diagnose(cli.client())}
     return cli.say(value, diagnosis.page(value))
 
@@ -56,7 +58,7 @@ class Policy:
 
     attempts: Any = ATTEMPTS
     factor: float | None = span(
-        "pauses of at most X, 2X, 4X, …, half of each random; 0: --min-backoff", names=("--backoff-factor",)
+        "pauses of at most X, 2X, 4X, …, half random; 0: --min-backoff", names=("--backoff-factor",)
     )
     min_backoff: float | None = span("shortest pause before another attempt")
     max_backoff: float | None = span("longest pause before another attempt")
@@ -145,6 +147,8 @@ def check(
     dry_run: bool = flag("--dry-run", "write nothing, which is the default"),
 ) -> int:
     """Find what is damaged in a queue's tree, and repair it; 7 if damage is left."""
+    from ..inspection import diagnosis
+
     at_most_one(repair=repair, dry_run=dry_run)
     with terminal.progress(f"checking {queue}"):
         found = cli.queue(queue).fsck(repair=repair)
