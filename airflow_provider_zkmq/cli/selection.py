@@ -88,12 +88,12 @@ def do_to_each(
         for count in range(0, len(ids), _TOGETHER):
             refused |= act(ids[count : count + _TOGETHER])
     reached = [task for task in ids if task not in refused]
-    told = {task: why for task, why in refused.items() if named or isinstance(why, CorruptRecord)}
+    reported = {task: why for task, why in refused.items() if named or isinstance(why, CorruptRecord)}
     value: dict[str, object] = {"queue": queue.name, done: reached}
-    value["refused"] = [{"id": task, "reason": str(why)} for task, why in told.items()]
-    for why in reversed(told.values()):
+    value["refused"] = [{"id": task, "reason": str(why)} for task, why in reported.items()]
+    for why in reversed(reported.values()):
         value |= {"error": type(why).__name__, "message": str(why)}  # of the first in the end
-    for why in told.values():
+    for why in reported.values():
         warn(str(why))
     text = "\n".join(f"{done} {task}" for task in reached) if named else f"{len(reached)} {done}"
-    return cli.say(value, text or f"nothing {done}", 1 if told else 0)
+    return cli.say(value, text or f"nothing {done}", 1 if reported else 0)

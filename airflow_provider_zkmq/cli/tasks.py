@@ -142,9 +142,9 @@ def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> Task:
 
     def show_change(task: Task) -> None:
         value, text = task_story.change(queue.name, task)
-        told = value | {"version": None}
-        if told not in shown[-1:]:
-            shown.append(told)
+        compared = value | {"version": None}
+        if compared not in shown[-1:]:
+            shown.append(compared)
             cli.say(value, text)
 
     return queue.follow(task_id, show_change)

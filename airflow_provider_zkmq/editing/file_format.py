@@ -304,7 +304,7 @@ def queue_named_in(path: str | os.PathLike[str]) -> str:
                 break
             if origin := origin_of(message):
                 return origin.queue
-    raise ConfigError(f"{path} does not say which queue its tasks are from: name the queue")
+    raise ConfigError(f"{path} does not say which queue its tasks are from: add --queue NAME, or give zkmq_queue")
 
 
 def _bounded(file: TextQueue) -> Iterator[Message]:
