@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from .engine import Task
+from .inspection.wording import one_line
 
 #: The task whose handler runs here: what the handler itself logs has its names, too.
 _TASK: Final = ContextVar[Mapping[str, object]]("_TASK", default=MappingProxyType({}))
@@ -27,7 +28,7 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Time, level and message, without line ends and control characters."""
         message, traceback = self._texts(record)
-        line = f"{self.formatTime(record)} {record.levelname} {''.join(map(_shown, message))}"
+        line = f"{self.formatTime(record)} {record.levelname} {one_line(message)}"
         return f"{line}\n{traceback}" if traceback else line
 
     def _texts(self, record: logging.LogRecord) -> tuple[str, str]:
@@ -59,10 +60,6 @@ class JsonLines(Lines):
             entry["traceback"] = traceback
         # Of bytes that were no UTF-8 the escapes are told: half of a surrogate pair is no JSON that others read.
         return json.dumps({name: _text(value) for name, value in entry.items()})
-
-
-def _shown(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _text(value: object) -> object:

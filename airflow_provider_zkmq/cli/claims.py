@@ -3,51 +3,82 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from ..inspection import records, wording
-from .connection import QUEUE, Cli
-from .options import TASK, UsageError, at_most_one, choice, flag, operand, option, pairs, read_file, span
+from ..inspection import task_story, wording
+from .connection import Cli, QueueName
+from .options import at_most_one, flag, operand, option, pairs, read_value, span
 from .output import warn
 from .verbs import verb
 
-if TYPE_CHECKING:
-    from ..engine import AnyQueue
-
 NOTHING = 3
-_TOKEN, _OPTIONAL_TOKEN = (option("what claim printed", "T", default) for default in (..., None))
-_FORCE = flag("--force", "take it from whoever holds it, a hung worker say, which is told and can settle it no more")
-_DELAY, _LEASE = span("how long it is not to be handled", ...), span("hold it so long from now", ...)
-NODE = option("what the consumer offers for a filter", "K=V")
-FILTER_METHOD = choice(("absolute", "at_least"), default="absolute")
-WANTED_SELECTOR = option("such as 'region==eu, size<=10'; instead of --node", "TEXT")
 
 
-def wanted(node: list[str] | None, filter_method: str, selector: str | None) -> dict[str, Any]:
-    """The options that say which tasks a consumer takes, as `Queue.claim` and `Worker` take them."""
-    return {"node": pairs("--node", node) or None, "filter_method": filter_method, "selector": selector}
+@dataclass
+class Wanted:
+    """The options that say which tasks a consumer takes."""
+
+    node: list[str] | None = option("what the consumer offers for a filter", "K=V")
+    filter_method: Literal["absolute", "at_least"] = option("how --node is compared", default="absolute")
+    selector: str | None = option("such as 'region==eu, size<=10'; instead of --node", "TEXT")
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as `Queue.claim` and `Worker` take it. Raises `UsageError`."""
+        return vars(self) | {"node": pairs("--node", self.node) or None}
+
+
+@dataclass
+class Held:
+    """The words that name a claim, and what is done with it."""
+
+    queue: QueueName
+    task: str = operand("TASK")
+    token: int | None = option("what claim printed", "T", ...)
+
+    def claim(self, cli: Cli) -> Any:
+        """The handle of the claim."""
+        return cli.queue(self.queue).claim_handle(self.task, self.token or 0)
+
+    def say(self, cli: Cli, state: str) -> int:
+        """Answer how the task stands now."""
+        value = {"queue": self.queue, "id": self.task, "token": self.token, "state": state}
+        return cli.say(value, f"{self.task} is {state}")
+
+
+@dataclass
+class Taken(Held):
+    """The same for a verb that may also take a task from its holder."""
+
+    token: int | None = option("what claim printed", "T")
+    force: bool = flag("--force", "take it from whoever holds it, a hung worker say, which can settle it no more")
+
+    def __post_init__(self) -> None:
+        at_most_one(token=self.token, force=self.force, required=True)
+
+    def revoke(self, cli: Cli, **failed: Any) -> str:
+        """Take the task from its holder, who is named; a claim that comes meanwhile is left alone."""
+        queue = cli.queue(self.queue)
+        seen = queue.task(self.task)
+        state = queue.revoke(self.task, **failed, version=seen.version)
+        warn(f"taken from {seen.consumer or 'a consumer whose claim had ended'}, attempt {seen.attempt}")
+        return str(state)
 
 
 @verb("task claim", "claim", example="zkmq task claim orders --lease 10m")
 def claim(
     cli: Cli,
-    queue: str = QUEUE,
-    node: list[str] | None = NODE,
-    filter_method: str = FILTER_METHOD,
-    selector: str | None = WANTED_SELECTOR,
+    queue: QueueName,
+    wanted: Wanted,
     timeout: float = span("wait so long for a task (0)", 0.0),
     lease: float = span("hold it so long (5m), whatever its lock", 300.0),
 ) -> int:
     """Take a task under a lease; 3 if there is none. Its token settles it from another process."""
-    claimed = cli.queue(queue).claim(**wanted(node, filter_method, selector), timeout=timeout, lease=lease)
+    claimed = cli.queue(queue).claim(**wanted.arguments(), timeout=timeout, lease=lease)
     if claimed is None:
         warn(f"nothing to claim in {queue}")
         return cli.say({"queue": queue, "id": None}, "", NOTHING)
-    task = claimed.task
-    value = {"queue": queue, "id": task.id, "token": claimed.token, "attempt": task.attempt, "lease": lease}
-    value |= {"priority": task.priority, "filters": task.filters, "metadata": task.metadata}
-    value |= records.payload("data", task.data)
+    value = task_story.claimed_record(queue, claimed, lease)
     try:
         return cli.say(value, wording.facts(value))
     except OSError:
@@ -58,103 +89,70 @@ def claim(
 @verb("task complete", "complete", example="zkmq task complete orders invoice-7 --token 42 --result paid")
 def complete(
     cli: Cli,
-    queue: str = QUEUE,
-    task: str = TASK,
-    token: int = _TOKEN,
-    result: str | None = option("a text to keep", "R"),
-    result_file: Path | None = option("take the result from a file", "F"),
+    held: Held,
+    result: str | None = option("a text to keep, or - for standard input", "R"),
     dedupe: float | None = span("refuse its id for so long"),
 ) -> int:
     """Finish a claimed task."""
     from ..engine import ZkmqError
 
-    at_most_one(result=result, result_file=result_file)
-    kept = None if result is None else os.fsencode(result)
-    if result_file is not None:
-        kept = read_file(result_file)
-    handle = cli.queue(queue)
-    handle.claim_handle(task, token).complete(kept, dedupe=dedupe)
+    held.claim(cli).complete(None if result is None else read_value(result), dedupe=dedupe)
     try:
-        state = str(handle.task(task).state)  # inserted, where another run was held in escrow
+        state = str(cli.queue(held.queue).task(held.task).state)  # inserted, where another run was held in escrow
     except ZkmqError:  # collected, say; that it was finished is certain
         state = "finished"
-    return _say_state(cli, queue, task, token, state)
+    return held.say(cli, state)
 
 
 @verb("task fail", "fail", example="zkmq task fail orders invoice-7 --token 42 --error 'no paper'")
 def fail(
     cli: Cli,
-    queue: str = QUEUE,
-    task: str = TASK,
-    token: int | None = _OPTIONAL_TOKEN,
-    force: bool = _FORCE,
+    held: Taken,
     error: str = option("what went wrong", "TEXT", ...),
     no_retry: bool = flag("--no-retry", "to the dead letters at once"),
     backoff: float | None = span("try again after so long, not by the policy"),
 ) -> int:
     """Report that a claimed task failed."""
-    at_most_one(token=token, force=force, required=True)
     at_most_one(no_retry=no_retry, backoff=backoff)
-    if force and backoff is not None:
-        raise UsageError("--backoff does not go with --force: the policy says when it is tried again")
-    handle = cli.queue(queue)
-    if token is None:
-        state = _revoke(handle, task, error=_text(error), retry=not no_retry)
-    else:
-        state = str(handle.claim_handle(task, token).fail(_text(error), retry=not no_retry, backoff=backoff))
-    return _say_state(cli, queue, task, token, state)
+    at_most_one(force=held.force, backoff=backoff)
+    if held.force:
+        return held.say(cli, held.revoke(cli, error=_text(error), retry=not no_retry))
+    return held.say(cli, str(held.claim(cli).fail(_text(error), retry=not no_retry, backoff=backoff)))
 
 
 @verb("task release", "release", example="zkmq task release orders invoice-7 --token 42")
-def release(
-    cli: Cli, queue: str = QUEUE, task: str = TASK, token: int | None = _OPTIONAL_TOKEN, force: bool = _FORCE
-) -> int:
+def release(cli: Cli, held: Taken) -> int:
     """Give a claimed task back."""
-    at_most_one(token=token, force=force, required=True)
-    if token is None:
-        return _say_state(cli, queue, task, token, _revoke(cli.queue(queue), task))
-    cli.queue(queue).claim_handle(task, token).release()
-    return _say_state(cli, queue, task, token, "inserted")
+    if held.force:
+        return held.say(cli, held.revoke(cli))
+    held.claim(cli).release()
+    return held.say(cli, "inserted")
 
 
 @verb("task snooze", "snooze", example="zkmq task snooze orders invoice-7 --token 42 --delay 1h")
-def snooze(cli: Cli, queue: str = QUEUE, task: str = TASK, token: int = _TOKEN, delay: float = _DELAY) -> int:
+def snooze(cli: Cli, held: Held, delay: float = span("how long it is not to be handled", ...)) -> int:
     """Give a claimed task back, to be handled later."""
-    cli.queue(queue).claim_handle(task, token).snooze(delay)
-    return _say_state(cli, queue, task, token, "inserted")
+    held.claim(cli).snooze(delay)
+    return held.say(cli, "inserted")
 
 
 @verb("task extend", "extend", example="zkmq task extend orders invoice-7 --token 42 --lease 10m")
-def extend(cli: Cli, queue: str = QUEUE, task: str = TASK, token: int = _TOKEN, lease: float = _LEASE) -> int:
+def extend(cli: Cli, held: Held, lease: float = span("hold it so long from now", ...)) -> int:
     """Hold a claimed task longer."""
-    cli.queue(queue).claim_handle(task, token).extend(lease)
-    return _say_state(cli, queue, task, token, "claimed")
+    held.claim(cli).extend(lease)
+    return held.say(cli, "claimed")
 
 
 @verb("task progress", "progress", example="zkmq task progress orders invoice-7 0.5 --token 42")
 def progress(
     cli: Cli,
-    queue: str = QUEUE,
-    task: str = TASK,
+    held: Held,
     value: float = operand("VALUE", "from 0 to 1"),
-    token: int = _TOKEN,
     note: str = option("what is being done", "TEXT", ""),
 ) -> int:
     """Report how far a claimed task has come."""
-    cli.queue(queue).claim_handle(task, token).progress(value, _text(note))
-    return _say_state(cli, queue, task, token, "claimed")
-
-
-def _revoke(queue: AnyQueue, task: str, **failed: Any) -> str:
-    """Take a task from its holder, who is named; a claim that comes meanwhile is left alone."""
-    seen = queue.task(task)
-    state = str(queue.revoke(task, **failed, version=seen.version))
-    warn(f"taken from {seen.consumer or 'a consumer whose claim had ended'}, attempt {seen.attempt}")
-    return state
-
-
-def _say_state(cli: Cli, queue: str, task: str, token: int | None, state: str) -> int:
-    return cli.say({"queue": queue, "id": task, "token": token, "state": state}, f"{task} is {state}")
+    held.claim(cli).progress(value, _text(note))
+    return held.say(cli, "claimed")
 
 
 def _text(argument: str) -> str:

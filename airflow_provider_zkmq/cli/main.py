@@ -14,22 +14,25 @@ from typing import Any, Final
 
 import typer
 
+from ..inspection import records, wording
 from . import claims, dead_letters, examples, queues, report, server, tasks, worker
 from .options import UsageError
-from .output import one_line, warn
+from .output import warn
 from .verbs import ROOT, VERBS
 
 __all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
 MODULES = (claims, dead_letters, examples, queues, report, server, tasks, worker)
-
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION, OUR_MISTAKE = 1, 2, 4, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
-#: What errors tell besides their message, with --json.
-_DETAILS: Final = {
-    "DuplicateTask": ("status", "duplicates", "enqueued"),
-    "QueueNotFound": ("similar",),
-    "WaitTimeout": ("left",),
+#: The exit codes of what the engine and the system raise on purpose; what is no such error is a mistake of ours.
+_CODES: Final = {
+    "UsageError": USAGE,
+    "ConfigError": USAGE,
+    "WaitTimeout": TIMED_OUT,
+    "TransportError": NO_CONNECTION,
+    "ZkmqError": REFUSED,
+    "OSError": REFUSED,
 }
 _COMPLETION: Final = "_ZKMQ_COMPLETE"
 #: What Typer raises where it does not understand a command line; it exports the most frequent kind alone.
@@ -70,15 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(error: Exception, words: list[str]) -> int:
     """Say what went wrong in one line, with ``-v`` also where, with ``--json`` as JSON, too; returns the exit code."""
     said = words[: words.index("--")] if "--" in words else words
-    code, message = _exit_code(error), one_line(" ".join(str(error).split()))
+    code, message = _exit_code(error), wording.one_line(" ".join(str(error).split()))
     if code == OUR_MISTAKE:
         message = f"this is a mistake of zkmq itself ({type(error).__name__}: {message}); -v shows where"
     if {"-v", "--verbose"}.intersection(said):
         traceback.print_exception(error)
     warn(message)
     if "--json" in said:
-        more = {name: getattr(error, name) for name in _DETAILS.get(type(error).__name__, ())}
-        print(json.dumps({"error": type(error).__name__, "message": message, **more}), flush=True)
+        print(json.dumps(records.error_record(error, message)), flush=True)
     return code
 
 
@@ -102,16 +104,5 @@ def _carry_out(words: list[str]) -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    """The exit code of an error: what the engine and the system raise on purpose, and mistakes of ours."""
-    if isinstance(error, UsageError):
-        return USAGE
-    from ..engine import ConfigError, TransportError, WaitTimeout, ZkmqError
-
-    codes: tuple[tuple[type[Exception], int], ...] = (
-        (WaitTimeout, TIMED_OUT),  # an OSError too, being a TimeoutError
-        (ConfigError, USAGE),
-        (TransportError, NO_CONNECTION),
-        (ZkmqError, REFUSED),
-        (OSError, REFUSED),
-    )
-    return next((code for kind, code in codes if isinstance(error, kind)), OUR_MISTAKE)
+    """The exit code of an error, by the nearest of its classes that has one."""
+    return next((_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _CODES), OUR_MISTAKE)

@@ -1,84 +1,53 @@
-"""Printing: an answer in JSON or in words, warnings, and how far something has come."""
+"""Answers in JSON or in words, warnings, and how far something has come."""
 
 from __future__ import annotations
 
-import json
+import inspect
+import json as json_text
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
-#: What stands out on a terminal: the head of a table, and the words of trouble.
-_STYLES: Final = ((r"(?m)^[A-Z][A-Z ]+$", "bold"), (r"\b(dead|cancelled|paused|hung|ended its lease)\b", "red"))
+from ..inspection import terminal, wording
+from .options import flag
+
+PANEL: Final = "Connection and output (before or after the verb)"
 
 
-def say(value: object, text: str, *, as_json: bool) -> None:
-    """Print `value` as JSON, or `text` for people, and see it out of this process."""
-    if as_json:
-        print(json.dumps(value, allow_nan=False), flush=True)
-    elif text:
-        shown = "\n".join(map(one_line, text.split("\n")))
-        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-            _print_in_color(shown)
-        else:
+@dataclass(repr=False)  # which would show passwords
+class Output:
+    """How a verb answers: its fields are options, which may stand before or after the verb."""
+
+    json: bool = flag("--json", "answer in JSON", rich_help_panel=PANEL)
+    verbose: bool = flag("-v, --verbose", "show tracebacks", rich_help_panel=PANEL)
+
+    @classmethod
+    def of(cls, ctx: Any) -> Self:
+        """By a command line, of which what stands later wins. `ctx`: Typer's, of the verb."""
+        given: dict[str, Any] = {}
+        while ctx is not None:
+            said = {name: value for name, value in ctx.params.items() if value is not None and value is not False}
+            given = said | given
+            ctx = ctx.parent
+        fields: dict[str, Any] = {name: given.get(name) for name in inspect.signature(cls).parameters}
+        return cls(**fields)
+
+    def say(self, value: object, text: str, code: int = 0) -> int:
+        """Print `value` in JSON, or `text` for people, and see it out of this process; returns the exit code."""
+        shown = "\n".join(map(wording.one_line, text.split("\n")))
+        if self.json:
+            print(json_text.dumps(value, allow_nan=False), flush=True)
+        elif text and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+            terminal.print_in_color(shown)
+        elif text:
             print(shown, flush=True)
+        return code
+
+    def close(self) -> None:
+        """Close what was opened for the verb."""
 
 
 def warn(text: str) -> None:
     """Print one line on standard error."""
-    print(f"zkmq: {one_line(text)}", file=sys.stderr, flush=True)
-
-
-def one_line(text: str) -> str:
-    """Text without line ends and control characters, each of which is shown as its escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _print_in_color(text: str) -> None:
-    """Print on a terminal. The text is never markup, and is not wrapped."""
-    from rich.console import Console
-    from rich.text import Text
-
-    shown = Text(text)
-    for pattern, style in _STYLES:
-        shown.highlight_regex(pattern, style)
-    Console(highlight=False, emoji=False, markup=False).print(shown, soft_wrap=True)
-    sys.stdout.flush()
-
-
-@contextmanager
-def progress(what: str, total: int | None = None, done: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Show on a terminal how far the block has come, with rate and rest, when it takes longer than a second.
-
-    `done`: how much of `total` is done, asked from another thread; without a total it shows for how long it goes on.
-    """
-    over = threading.Event()
-    thread = threading.Thread(target=_draw, args=(what, total, done, over), daemon=True)
-    if sys.stderr.isatty():
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        if thread.ident is not None:
-            thread.join()
-
-
-def _draw(what: str, total: int | None, done: Callable[[], int], over: threading.Event) -> None:
-    if over.wait(1.0):
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    counted = (bars.MofNCompleteColumn(), bars.TextColumn("{task.fields[rate]}/s, rest"), bars.TimeRemainingColumn())
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TimeElapsedColumn())
-    began = time.monotonic() - 1.0
-    with bars.Progress(*columns, *(counted if total else ()), console=Console(stderr=True), transient=True) as shown:
-        bar = shown.add_task(what, total=total, rate="-")
-        while not over.wait(0.25):
-            with suppress(Exception):  # where it cannot be counted just now, it is shown as it was
-                count = done()
-                shown.update(bar, completed=count, rate=f"{count / (time.monotonic() - began):.0f}")
+    print(f"zkmq: {wording.one_line(text)}", file=sys.stderr, flush=True)

@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from .connection import Cli
-from .options import UsageError, flag, operand, option, past, span
+from .options import flag, operand, option, past, refuse, span
 from .output import warn
 from .verbs import verb
 
 DIRECTORY_VARIABLE = "ZKMQ_ARCHIVE_DIR"
+_WHEN = "a moment, or a duration before now such as 24h"
 
 
 @verb("report", example="zkmq report orders --directory archive --since 24h")
@@ -20,11 +21,9 @@ def report(
     cli: Cli,
     queue: str | None = operand("[QUEUE]", default=None),
     every: bool = flag("--all", "every queue of the archive"),
-    directory: str | None = option(f"the archive's directory (env {DIRECTORY_VARIABLE})", "DIR"),
-    since: datetime | None = option(
-        "from then on: a moment, or a duration before now such as 24h", "WHEN", parser=past
-    ),
-    until: datetime | None = option("up to then: a moment, or a duration before now such as 24h", "WHEN", parser=past),
+    directory: str | None = option("the archive's directory", "DIR", envvar=DIRECTORY_VARIABLE),
+    since: datetime | None = option(f"from then on: {_WHEN}", "WHEN", parser=past),
+    until: datetime | None = option(f"up to then: {_WHEN}", "WHEN", parser=past),
     html: Path | None = option("write a page with plots, too", "FILE"),
     full: bool = flag("--full", "all tables, also where nothing is wrong"),
     target_wait: float = span("95 of 100 tasks wait no longer (1m)", 60.0),
@@ -33,11 +32,10 @@ def report(
     top: int = option("rows of a table; the rest is summed (20)", "N", 20),
 ) -> int:
     """Answer from the archive: who waits, what fails, are there enough consumers."""
-    if bool(queue) == every:
-        raise UsageError("report needs either a queue or --all")
-    directory = directory or os.environ.get(DIRECTORY_VARIABLE)
-    if not directory:
-        raise UsageError(f"report needs --directory DIR, or {DIRECTORY_VARIABLE}: where the archive is")
+    refuse(
+        (bool(queue) == every, "report needs either a queue or --all"),
+        (not directory, f"report needs --directory DIR, or {DIRECTORY_VARIABLE}: where the archive is"),
+    )
     from ..spark.reporting.rendering import check_page, need
 
     check_page(html)
@@ -45,7 +43,9 @@ def report(
     from ..spark import report as make
 
     targets = {"target_wait": target_wait, "target_utilisation": target_utilisation}
-    made = make(directory, queue, since=since, until=until, recent=recent, top=top, counts=_counts(cli), **targets)
+    made = make(
+        directory or "", queue, since=since, until=until, recent=recent, top=top, counts=_counts(cli), **targets
+    )
     if html is not None:
         made.write_html(html)
     return cli.say(made.record(), made.text(full=full))

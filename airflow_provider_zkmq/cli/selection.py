@@ -1,63 +1,62 @@
-"""The options that say which tasks a verb is about: declared once, and given alike to all verbs on several tasks."""
+"""The options that say which tasks a verb is about, given alike to all verbs on several tasks; what is done to each."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from ..inspection.selection import BACKOFF, SCHEDULED, Selection
+from ..inspection.selection import BACKOFF, Selection
+from ..inspection.terminal import progress
 from .connection import Cli
-from .options import STATES, STATUSES, UsageError, choice, flag, operand, option
-from .output import progress, warn
+from .options import STATES, State, UsageError, flag, operand, option
+from .output import warn
 
 if TYPE_CHECKING:
-    from ..engine import ZkmqError
+    from ..engine import AnyQueue, ZkmqError
 
-_ALL: Final[dict[str, Any]] = {"rich_help_panel": "Which tasks"}
-
-
-def take_selection(
-    tasks: list[str] | None = operand("[TASK…]", "their ids", None),
-    state: str | None = choice(
-        (*STATES, *STATUSES, SCHEDULED),
-        f"a state ({', '.join(STATES)}) or a status ({', '.join(STATUSES)}); scheduled: those of the inserted "
-        f"that wait for their time, {BACKOFF}",
-        metavar="WORD",
-        **_ALL,
-    ),
-    selector: str | None = option("by their filters, such as 'region==eu, any(1, a==1, b==2)'", "TEXT", **_ALL),
-    batch: str | None = option("members of a batch", "NAME", **_ALL),
-    error: str | None = option("whose error has this in it; * stands for any text", "PATTERN", **_ALL),
-    limit: int | None = option("at most N tasks", "N", **_ALL),
-    all: bool = flag("--all", "each that the verb is about", **_ALL),  # noqa: A002  the option's name
-) -> None:
-    """Declare the options that say which tasks a verb is about."""
-
-
-SELECTION: Final = inspect.signature(take_selection, eval_str=True).parameters
-#: In a verb's parameters: these options stand here.
-CHOSEN: Any = None
-
-
-def check(chosen: Selection, *, required: str = "") -> None:
-    """Raise `UsageError` for ids beside other options; `required`: the verb that needs one of both."""
-    if chosen.tasks and chosen.conditions:
-        raise UsageError(f"--{chosen.conditions[0]} goes without task ids: name the tasks, or say what they are")
-    if chosen.limit is not None and chosen.limit < 0:
-        raise UsageError(f"--limit {chosen.limit} is not allowed: 0 or more")
-    if required and not chosen.tasks and not chosen.conditions:
-        raise UsageError(f"{required} needs to know which tasks: their ids, --all, or what they are, as by --error")
-
-
-# --- What is done to each of them.
-
+#: The statuses that tell more than the state does.
+_Open = Literal["queued", "queued-with-backoff", "locked", "locked-with-requeue"]
+Status = Literal[_Open, "done-awaiting-gc", "done-with-backoff", "done-with-requeue"]
+_STATE = (
+    f"a state ({', '.join(STATES)}) or a status ({', '.join(get_args(Status))}); scheduled: those of the inserted "
+    f"that wait for their time, {BACKOFF}"
+)
+_which = partial(option, rich_help_panel="Which tasks")
 _TOGETHER: Final = 64
+
+
+@dataclass(frozen=True)
+class Chosen(Selection):
+    """A selection as a command line gives it: ids, or other options, or neither."""
+
+    tasks: list[str] | None = operand("[TASK…]", "their ids", None)
+    state: Literal[State, Status, "scheduled"] | None = _which(_STATE, "WORD")
+    selector: str | None = _which("by their filters, such as 'region==eu, any(1, a==1, b==2)'", "TEXT")
+    batch: str | None = _which("members of a batch", "NAME")
+    error: str | None = _which("whose error has this in it; * stands for any text", "PATTERN")
+    limit: int | None = _which("at most N tasks", "N", min=0)
+    all: bool = flag("--all", "each that the verb is about", rich_help_panel="Which tasks")
+
+    def __post_init__(self) -> None:
+        if self.tasks and self.conditions:
+            raise UsageError(f"--{self.conditions[0]} goes without task ids: name the tasks, or say what they are")
+
+
+@dataclass(frozen=True)
+class Needed(Chosen):
+    """The same for a verb that has to be told which tasks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tasks and not self.conditions:
+            raise UsageError("zkmq needs to know which tasks: their ids, --all, or what they are, as by --error")
 
 
 def do_to_each(
     cli: Cli,
-    queue: str,
+    queue: AnyQueue,
     done: str,
     ids: Sequence[str],
     act: Callable[[Sequence[str]], dict[str, ZkmqError]],
@@ -72,16 +71,16 @@ def do_to_each(
 
     refused: dict[str, ZkmqError] = {}
     count = 0
-    with progress(queue, len(ids), lambda: count):
+    with progress(queue.name, len(ids), lambda: count):
         for count in range(0, len(ids), _TOGETHER):
             refused |= act(ids[count : count + _TOGETHER])
+    reached = [task for task in ids if task not in refused]
     reported = {task: why for task, why in refused.items() if named or isinstance(why, CorruptRecord)}
-    value: dict[str, object] = {"queue": queue, done: [task for task in ids if task not in refused]}
+    value: dict[str, object] = {"queue": queue.name, done: reached}
+    value["refused"] = [{"id": task, "reason": str(why)} for task, why in reported.items()]
+    for why in reversed(reported.values()):
+        value |= {"error": type(why).__name__, "message": str(why)}  # of the first in the end
     for why in reported.values():
-        value |= {"error": type(why).__name__, "message": str(why)} if "error" not in value else {}
         warn(str(why))
-    if reported:
-        value["refused"] = {task: str(why) for task, why in reported.items()}
-    count = len(ids) - len(refused)
-    text = "\n".join(f"{done} {task}" for task in ids if task not in refused) if named else f"{count} {done}"
+    text = "\n".join(f"{done} {task}" for task in reached) if named else f"{len(reached)} {done}"
     return cli.say(value, text or f"nothing {done}", 1 if reported else 0)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from .connection import Cli
-from .options import UsageError, option
-from .output import warn
+from .options import option, refuse
+from .output import Output, warn
 from .verbs import verb
 
 _tls = partial(option, rich_help_panel="TLS, on --port; a port without it is then on loopback alone")
 
 
-@verb("server", example="zkmq server --port 2181", connects=False)
+@verb("server", example="zkmq server --port 2181")
 def server(
-    cli: Cli,
+    cli: Output,
     port: int = option("client port of the first node, 0 = any (2181)", "PORT", 2181),
     data_dir: Path = option("folder of the data, made if missing (.zkmq/zookeeper)", "FOLDER", Path(".zkmq/zookeeper")),
     ensemble: int = option("number of nodes (1)", "N", 1),
@@ -31,26 +30,12 @@ def server(
     """
     from .. import embedded
 
-    tls = None
-    if tls_cert is not None and tls_key is not None:
-        tls = embedded.ServerTls(tls_cert, tls_key, tls_ca)
-    elif (tls_cert, tls_key, tls_ca) != (None, None, None):
-        raise UsageError("a server that speaks TLS needs --tls-cert and --tls-key")
+    wanted = (tls_cert, tls_key, tls_ca) != (None, None, None)
+    tls = embedded.ServerTls(tls_cert, tls_key, tls_ca) if tls_cert and tls_key else None
+    refuse((wanted and tls is None, "a server that speaks TLS needs --tls-cert and --tls-key"))
     running = embedded.EmbeddedServer(data_dir, port, ensemble, host, tls=tls, max_connections=max_connections)
     if whom := embedded.warning(host, tls):
         warn(whom)
 
-    def say_ready() -> None:
-        plain = {"plain_hosts": running.plain_hosts} if running.plain_hosts != running.hosts else {}
-        value = {
-            "ready": True,
-            "hosts": running.hosts,
-            **plain,
-            "data_dir": str(running.data_dir),
-            "pids": running.pids,
-        }
-        where = f"{running.hosts} with TLS, {running.plain_hosts} without" if plain else running.hosts
-        cli.say(value, f"ZooKeeper is ready on {where} (data in {running.data_dir}); Ctrl-C stops it")
-
-    embedded.serve_until_stopped(running, say_ready)
+    embedded.serve_until_stopped(running, lambda: cli.say(*embedded.ready(running)))
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..engine import AnyQueue, ConfigError, State, Task, check_name
+from ..inspection.wording import one_line
 from ..textqueue import Limits, Message, Status, TextQueue, TextQueueError
 
 # --- Payloads as text that people read and editors keep, or else as base64.
@@ -76,14 +77,9 @@ def understand(data: bytes, encoding: str) -> bytes:
     return data
 
 
-def visible(text: str) -> str:
-    """A text on one line, with what cannot be seen spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def clipped(text: str, most: int = 140) -> str:
-    """What of a text, made `visible`, is told."""
-    return visible(text if len(text) <= most else text[: most - 1] + "…")
+    """What of a text, made one line, is told."""
+    return one_line(text if len(text) <= most else text[: most - 1] + "…")
 
 
 # --- The head of an export: a comment for people, with variables that say where the tasks are from.
@@ -127,7 +123,7 @@ def write_header(file: TextQueue, origin: Origin, state: State, selector: object
     )
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     variables = [f"queue={origin.queue}", f"root={origin.root}", f"exported={now}", f"state={state}"]
-    chosen = [] if selector is None else [f"selector={visible(str(selector))}"]
+    chosen = [] if selector is None else [f"selector={one_line(str(selector))}"]
     file.append(text, [*variables, *chosen, _COUNT.ljust(16)], status=Status.COMMENT)
 
 
@@ -156,7 +152,7 @@ def append_task(file: TextQueue, task: Task) -> None:
     spelled = spell(task.data)
     variables = {"id": task.id, "attempts": str(task.attempt)}
     if task.error is not None:
-        variables["error"] = visible(task.error)
+        variables["error"] = one_line(task.error)
     if task.filters:
         variables["filters"] = spell_filters(task)
     if spelled.encoding != TEXT:
@@ -170,7 +166,7 @@ def append_task(file: TextQueue, task: Task) -> None:
 
 def spell_filters(task: Task) -> str:
     """A task's filters on one line."""
-    return visible(", ".join(f"{name}={value}" for name, value in sorted(task.filters.items())))
+    return one_line(", ".join(f"{name}={value}" for name, value in sorted(task.filters.items())))
 
 
 class Entry(NamedTuple):
@@ -300,15 +296,15 @@ def survey(file: TextQueue, most: int = MOST_LINES) -> None:
         offset += len(chunk)
 
 
-def exported_from(path: str | os.PathLike[str]) -> Origin | None:
-    """Where a file's tasks are from, as its header says; None where it has none. Raises `OSError`, `BadFile`."""
+def queue_named_in(path: str | os.PathLike[str]) -> str:
+    """The queue that a file is from, by its header. Raises `ConfigError` where it has none, `OSError`, `BadFile`."""
     with opened(path) as file:
         for message in _bounded(file):
             if message.status is not Status.COMMENT:
                 break
             if origin := origin_of(message):
-                return origin
-    return None
+                return origin.queue
+    raise ConfigError(f"{path} does not say which queue its tasks are from: add --queue NAME, or give zkmq_queue")
 
 
 def _bounded(file: TextQueue) -> Iterator[Message]:

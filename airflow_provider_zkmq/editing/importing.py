@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from ..engine import MAX_PAYLOAD, AnyQueue, ConfigError, State, Task, TransportError, ZkmqError
 from ..engine.queue_internals import internals
@@ -77,6 +77,8 @@ def _changed(entry: file_format.Entry, task: Task) -> bool:
 
 # --- A file back to the queue, each message for itself.
 
+_DONE: Final = {"redrive": "redriven", "replace": "replaced", "drop": "dropped"}
+
 
 @dataclass(slots=True)
 class Imported:
@@ -102,6 +104,13 @@ class Imported:
             "dry_run": self.dry_run,
             **({"before": self.before} if self.before else {}),
         }
+
+    def in_words(self) -> str:
+        """The same for people, but for what was refused: a line for each task, and the numbers."""
+        lines = [f"{_DONE[each.action]} {each.id}{', with new text' * each.new_data}" for each in self.applied]
+        plan = "; a dry run: nothing was written" if self.dry_run else ""
+        counts = f"{len(self.applied)} applied, {len(self.refused)} refused, {self.unchanged} unchanged{plan}"
+        return "\n".join([*lines, counts])
 
 
 def import_file(

@@ -5,7 +5,7 @@ brings its own ensemble: this server lets in anyone who reaches it, on loopback 
 """
 
 from .configuration import ServerError, ServerTls
-from .foreground import serve_until_stopped, warning
+from .foreground import ready, serve_until_stopped, warning
 from .java import Java, find_java, spark_jars, spark_java_home
 from .node import read_metrics
 from .server import EmbeddedServer, is_loopback
@@ -18,6 +18,7 @@ __all__ = [
     "find_java",
     "is_loopback",
     "read_metrics",
+    "ready",
     "serve_until_stopped",
     "spark_jars",
     "spark_java_home",

@@ -61,3 +61,11 @@ def warning(host: str, tls: ServerTls | None) -> str | None:
         f"warning: this server is meant for development and lets in anyone who reaches {host}, {who}; "
         "clients must give credentials for their queues to be theirs (docs/security.md)"
     )
+
+
+def ready(server: EmbeddedServer) -> tuple[dict[str, object], str]:
+    """What a server that serves requests says of itself: to programs, and to people."""
+    plain = {"plain_hosts": server.plain_hosts} if server.plain_hosts != server.hosts else {}
+    where = f"{server.hosts} with TLS, {server.plain_hosts} without" if plain else server.hosts
+    value = {"ready": True, "hosts": server.hosts, **plain, "data_dir": str(server.data_dir), "pids": server.pids}
+    return value, f"ZooKeeper is ready on {where} (data in {server.data_dir}); Ctrl-C stops it"

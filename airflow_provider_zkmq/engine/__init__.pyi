@@ -14,6 +14,7 @@ from .core.model.settings import (
     ConsumeTimes as ConsumeTimes,
     Limit as Limit,
     RetryPolicy as RetryPolicy,
+    parse_limit as parse_limit,
 )
 from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
 from .core.model.new_message import (

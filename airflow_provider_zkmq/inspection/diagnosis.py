@@ -6,8 +6,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from .records import record
+from .wording import facts, table
+
 if TYPE_CHECKING:
-    from ..engine import AnyClient
+    from ..engine import AnyClient, FsckReport
 
 _DISTRIBUTION: Final = "airflow-provider-zkmq"
 #: Seconds by which clocks may differ.
@@ -31,14 +34,25 @@ def diagnose(client: AnyClient) -> dict[str, Any]:
     }
 
 
-def warnings(found: dict[str, Any]) -> list[str]:
-    """What of a diagnosis is to be put right, a sentence each."""
+def page(found: dict[str, Any]) -> str:
+    """A diagnosis for people, and what of it is to be put right, a sentence each."""
     offset, opened = found["clock_offset"], ", ".join(found["open_above"])
-    late = f"the server's clock is {offset:g} s before this machine's, by which ages are told"
-    return [
-        *([late] if abs(offset) > _CLOCK_TOLERANCE else []),
-        *([f"anyone may replace the root: give {opened} an ACL (docs/security.md)"] if opened else []),
-    ]
+    lines = [facts(found | {"extras": [name for name, there in found["extras"].items() if there]})]
+    if abs(offset) > _CLOCK_TOLERANCE:
+        lines.append(f"the server's clock is {offset:g} s before this machine's, by which ages are told")
+    if opened:
+        lines.append(f"anyone may replace the root: give {opened} an ACL (docs/security.md)")
+    return "\n".join(lines)
+
+
+def fsck_story(queue: str, found: FsckReport) -> tuple[dict[str, Any], str]:
+    """What is damaged in a queue's tree: a record, and a page."""
+    value = record(found)
+    findings, count = value["findings"], value.pop("tasks")
+    repaired = sum(each["repaired"] for each in findings)
+    summary = f"{count} task(s), {len(findings)} damage(s) found, {repaired} repaired"
+    text = f"{table(findings, 'path what repaired')}\n{summary}" if findings else summary
+    return {"queue": queue, "count": count, **value}, text
 
 
 def installed_extras() -> dict[str, bool]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from .records import iso, record
-from .wording import age, words
+from .wording import age, facts, since, table, words
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Consumer, HeldClaim, Overview, QueueConf
+    from ..engine import AnyClient, AnyQueue, Consumer, HeldClaim, Overview, QueueConf
 
 #: So many troubles of a kind are listed one by one.
 _MOST: Final = 5
@@ -50,10 +51,19 @@ def status_record(queue: str, seen: Overview, hung_after: float) -> dict[str, An
     }
 
 
-def severity(status: dict[str, Any]) -> int:
-    """A key that sorts queues in trouble first, by the worst of their troubles."""
-    kinds = list(_REMEDIES)
-    return min((kinds.index(trouble["kind"]) for trouble in status["troubles"]), default=len(kinds))
+def all_queues(client: AnyClient, hung_after: float) -> list[dict[str, Any]]:
+    """How all queues stand, those in trouble first, by the worst of their troubles."""
+    from ..engine import QueueNotFound
+
+    kinds, known = list(_REMEDIES), []
+    for name in client.queues():
+        with suppress(QueueNotFound):  # it was deleted meanwhile
+            known.append(queue_status(client.queue(name), hung_after))
+
+    def severity(status: dict[str, Any]) -> int:
+        return min((kinds.index(trouble["kind"]) for trouble in status["troubles"]), default=len(kinds))
+
+    return sorted(known, key=lambda status: (severity(status), status["queue"]))
 
 
 def is_hung(held: HeldClaim, hung_after: float) -> bool:
@@ -160,3 +170,37 @@ def conf_facts(conf: dict[str, Any]) -> dict[str, Any]:
     bound = conf["limit"]["concurrency"] is not None or conf["limit"]["rate"] is not None
     shown = {name: text for name, text in without.items() if conf[name] is None}
     return conf | shown | {"policy": policy, "limit": limit if bound else "none"}
+
+
+# --- The same for people.
+
+
+def queue_page(status: dict[str, Any]) -> str:
+    """How a queue stands, with its configuration."""
+    plain = {name: status[name] for name in ("queue", "paused", "consumers", "oldest_at", "next_due_at")}
+    return _after_troubles([status], facts(plain | status["counts"] | conf_facts(status["conf"])))
+
+
+def overview_page(statuses: list[dict[str, Any]]) -> str:
+    """How queues stand, a row each."""
+    rows = []
+    for each in statuses:
+        counts, oldest, due = each["counts"], each["oldest_at"], each["next_due_at"]
+        pending = counts["inserted"] - counts["scheduled"]
+        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and since(due)}
+        rows.append(each | counts | more)
+    columns = "queue pending scheduled claimed dead paused consumers oldest next_due"
+    return _after_troubles(statuses, table(rows, columns))
+
+
+def _after_troubles(statuses: list[dict[str, Any]], page: str) -> str:
+    """A page after the troubles of queues, a line each."""
+    troubles = [(each["queue"], trouble) for each in statuses for trouble in each["troubles"]]
+    lines = [f"{queue}: {trouble['text']}  ({trouble['remedy']})" for queue, trouble in troubles]
+    return "\n".join([*lines, *([""] if lines else []), page])
+
+
+def consumers_page(records: list[dict[str, Any]]) -> str:
+    """The consumers of a queue, a row each. An empty selector is one that accepts every task."""
+    rows = [each | {"accepts": "; ".join(text or "all tasks" for text in each["accepts"]) or None} for each in records]
+    return table(rows, "consumer alive host pid in_hand accepts longest_in_hand")

@@ -60,3 +60,17 @@ def payload(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+
+
+#: What errors tell besides their message.
+_DETAILS: Final = {
+    "DuplicateTask": ("status", "duplicates", "enqueued"),
+    "QueueNotFound": ("similar",),
+    "WaitTimeout": ("left",),
+}
+
+
+def error_record(error: Exception, message: str) -> dict[str, Any]:
+    """An error, its message as people read it."""
+    kind = type(error).__name__
+    return {"error": kind, "message": message, **{name: getattr(error, name) for name in _DETAILS.get(kind, ())}}

@@ -75,21 +75,17 @@ class Selection:
         return [task.id for task in self.find(queue, (), *states)]
 
 
-def one_by_one(act: Callable[[str], object]) -> Callable[[Sequence[str]], dict[str, ZkmqError]]:
+def one_by_one(act: Callable[[str], object], ids: Sequence[str]) -> dict[str, ZkmqError]:
     """Do something to tasks one after the other, and give those that refuse it, with their errors."""
+    from ..engine import CorruptRecord, IllegalTransition, TaskNotFound
 
-    def carry_out(ids: Sequence[str]) -> dict[str, ZkmqError]:
-        from ..engine import CorruptRecord, IllegalTransition, TaskNotFound
-
-        refused: dict[str, ZkmqError] = {}
-        for task in ids:
-            try:
-                act(task)
-            except (CorruptRecord, IllegalTransition, TaskNotFound) as error:
-                refused[task] = error
-        return refused
-
-    return carry_out
+    refused: dict[str, ZkmqError] = {}
+    for task in ids:
+        try:
+            act(task)
+        except (CorruptRecord, IllegalTransition, TaskNotFound) as error:
+            refused[task] = error
+    return refused
 
 
 class HasFailed(Protocol):

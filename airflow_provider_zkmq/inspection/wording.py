@@ -86,13 +86,13 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def _aligned(rows: Iterable[Iterable[str]]) -> str:
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
 
 
-def printable(text: str) -> str:
-    """Text that cannot disturb a terminal or a table."""
-    return text if text.isprintable() else json.dumps(text)
+def one_line(text: str) -> str:
+    """Text without line ends and control characters, each of which is shown as its escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -8,7 +8,6 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from ..engine import ConfigError
 from ..hooks import arguments, connection_options, xcom_results
 from ..hooks.zkmq import ZkmqHook
 
@@ -107,15 +106,10 @@ class ZkmqImportOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Import the file. Raises what `editing.import_file` does; `AirflowFailException` for refused messages."""
-        from ..editing import exported_from, import_file
+        from ..editing import import_file, queue_named_in
 
         dry_run = arguments.flag("dry_run", self.dry_run)
-        name = self.zkmq_queue
-        if not name:
-            if (origin := exported_from(self.path)) is None:
-                raise ConfigError(f"{self.path} does not say which queue its tasks are from: give zkmq_queue")
-            name = origin.queue
-        with ZkmqHook(self.zkmq_conn_id, name) as hook:
+        with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue or queue_named_in(self.path)) as hook:
             again = context["ti"].try_number > 1
             done = import_file(hook.queue(), self.path, dry_run, elsewhere=bool(self.zkmq_queue), again=again)
         applied, refused = len(done.applied), len(done.refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,8 +58,8 @@ def carry_out(queue: AnyQueue, wanted: Action) -> Iterator[str]:
         return iter([_line(over=True, done=1, refused=0, message=_of_queue(queue, wanted.action))])
     act: Callable[[Sequence[str]], dict[str, ZkmqError]] = {
         "redrive": queue.redrive_many,
-        "cancel": one_by_one(queue.cancel),
-        "release": one_by_one(queue.revoke),
+        "cancel": partial(one_by_one, queue.cancel),
+        "release": partial(one_by_one, queue.revoke),
     }[wanted.action]
     return _of_tasks(act, _chosen(wanted).ids(queue, *_STATES[wanted.action]))
 

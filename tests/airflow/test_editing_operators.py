@@ -11,7 +11,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_zkmq.editing import BadFile, exported_from, importing
+from airflow_provider_zkmq.editing import BadFile, importing, queue_named_in
 from airflow_provider_zkmq.engine import ConfigError, OutcomeUnknown
 from airflow_provider_zkmq.operators.export_import import ZkmqExportOperator, ZkmqImportOperator
 from tests.airflow.conftest import example, instance, kill
@@ -92,7 +92,7 @@ def test_the_queue_is_the_file_s_unless_said(queue, context, tmp_path):
     dead(queue, "a")
     path = tmp_path / "dead.tq"
     ZkmqExportOperator(task_id="t", path=str(path), zkmq_queue="jobs").execute(context)
-    assert exported_from(path).queue == "jobs"
+    assert queue_named_in(path) == "jobs"
     path.write_text(path.read_text().replace("\\queue=jobs", "\\queue=absent"))
     with pytest.raises(ConfigError, match="'absent' does not exist"):
         ZkmqImportOperator(task_id="t", path=str(path)).execute(context)

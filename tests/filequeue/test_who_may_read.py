@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_zkmq.editing import export_queue, exported_from, import_file
+from airflow_provider_zkmq.editing import export_queue, import_file, queue_named_in
 from airflow_provider_zkmq.engine import ConfigError, CorruptRecord, Zkmq, ZkmqError
 from airflow_provider_zkmq.filequeue import FileClient, FileQueue
 from tests.filequeue.conftest import taken
@@ -152,7 +152,7 @@ def test_an_export_is_its_owner_s_and_no_link_is_followed(q: FileQueue, tmp_path
     (inbox / "out.tq").symlink_to(target)
     circle.symlink_to(circle)
     for bad in (inbox / "out.tq", circle):
-        for call in (lambda path=bad: import_file(q, path), lambda path=bad: exported_from(path)):
+        for call in (lambda path=bad: import_file(q, path), lambda path=bad: queue_named_in(path)):
             with pytest.raises(ConfigError, match="symbolic link"):
                 call()
     link.symlink_to(target)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from airflow_provider_zkmq.cli.main import VERBS
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Zkmq
@@ -126,6 +127,24 @@ class Prepared:
     def claims(self, task: str, then: Any) -> None:
         then(self.queue.claim_task(task, lease=600))
 
+    def edits(self, task: str, mark: str) -> None:
+        """A file of dead letters whose only message is marked; the task has changed since it was written."""
+        path = Path(self.named["FILE"])
+        self.run("dead export", "Q FILE")
+        path.write_bytes(path.read_bytes().replace(b"\n!", f"\n{mark}".encode()))
+        self.queue.redrive(task)
+        self.claims(task, lambda claim: claim.fail("broken again", retry=False))
+
+    def ends_a_batch_with_a_damaged_follower(self, name: str) -> None:
+        """Nothing can follow the batch, whose task was finished."""
+        (task,) = self.queue.enqueue_many([Message(b"x")], batch=name, then=Message(b"more"))
+        damaging = KazooClient(self.cli.hosts)
+        damaging.start()
+        damaging.set(f"{self.cli.root}/{self.queue.name}/batches/{name}/then", b"[]")
+        damaging.stop()
+        damaging.close()
+        self.claims(task, lambda claim: claim.complete())
+
     def run(self, verb: str, words: str, *more: str, stdin: bytes = b"") -> Ended:
         if "EXPORTED" in words:
             self.cli.run("export", self.queue.name, self.named["EXPORTED"])
@@ -161,6 +180,29 @@ def test_each_answer_keeps_the_schema_of_the_page(prepared: Any, subtests: pytes
                 plain = prepared().run(verb_of(answer), line, stdin=b"one\ntwo")
                 assert (as_json.returncode, plain.returncode) == (0, 0), as_json.stderr + plain.stderr
                 assert "Traceback" not in plain.stderr
+
+
+def test_what_was_refused_is_told_in_one_shape_by_each_verb(prepared: Any, subtests: pytest.Subtests) -> None:
+    """A list of reasons with ids, also for a message of a file, and for what should have followed a batch."""
+    for answer, line, name in (
+        ("task cancel", "Q finished queued", "finished"),
+        ("dead redrive", "Q queued", "queued"),
+        ("dead drop", "Q claimed --yes", "claimed"),
+        ("dead import", "FILE", "dead"),
+        ("batch", "Q led", None),
+    ):
+        with subtests.test(answer):
+            one = prepared()
+            if answer == "dead import":
+                one.edits("dead", mark="-")
+            if answer == "batch":
+                one.ends_a_batch_with_a_damaged_follower("led")
+            ended = one.run(answer, line, "--json")
+            value = json.loads(ended.stdout)
+            Schema().check(answer, value)
+            assert [each["id"] for each in value["refused"]] == [name]
+            assert all(each["reason"] for each in value["refused"])
+            assert ended.returncode == (0 if answer == "batch" else 1)
 
 
 def test_bad_input_is_one_sentence_and_the_right_code(prepared: Any, subtests: pytest.Subtests) -> None:

@@ -36,7 +36,7 @@ OPTIONS = sorted(
             "--attempts",
             "--lock",
         ),
-        *("--create", "--update", "--requeue", "--only-new", "--then", "--lines", "--data-file", "--idempotency-key"),
+        *("--create", "--update", "--requeue", "--only-new", "--then", "--lines", "--idempotency-key"),
         *("--lease", "--timeout", "--lifetime", "--hung-after", "--why", "--wait", "--event", "--result", "--dedupe"),
         *("--no-retry", "--backoff", "--note", "--repair", "--dry-run", "--queue", "--order", "--final", "--archive"),
         *("--min-backoff", "--max-backoff", "--backoff-factor", "--task-gc-lifetime", "--follow", "--no-follow"),
@@ -147,7 +147,6 @@ def somewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 )
 @given(line=LINES)
 @example(("export", ["q"], ["a\0b"]))
-@example(("enqueue", ["q"], ["--data-file", "a\0b"]))
 @example(("enqueue", ["q", "x"], ["--metadata", '{"a": "\\ud800"}']))
 @example(("enqueue", ["q", "x"], ["--filter", "size=\udcff"]))
 @example(("enqueue", ["q", "x"], ["--then", "\udcff", "--batch", "\udcff"]))

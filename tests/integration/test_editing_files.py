@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.cli import main
-from airflow_provider_zkmq.editing import BadFile, export_queue, exported_from, exporting, file_format, import_file
+from airflow_provider_zkmq.editing import BadFile, export_queue, exporting, file_format, import_file, queue_named_in
 from airflow_provider_zkmq.engine import ConfigError, Queue, Zkmq
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.integration.letters import blocks, die, edit, letters, mark, new_queue, queue, told, zk
@@ -49,7 +49,8 @@ def test_another_queue_or_root_must_be_said_explicitly(queue: Queue, zk: Zkmq, z
     assert {it.name for it in tmp_path.iterdir()} == {path.name, "both.tq"}
 
     path.write_bytes(b"".join(blocks(path)[1:]))
-    assert exported_from(path) is None
+    with pytest.raises(ConfigError, match="does not say which queue"):
+        queue_named_in(path)
     with pytest.raises(BadFile, match="does not say where its tasks are from"):
         import_file(queue, path)
     assert told(import_file(queue, path, elsewhere=True)) == {"t0": "drop"}

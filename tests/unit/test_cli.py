@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import os
 import pty
 import re
@@ -13,12 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import connection, main, options, queues, worker
+from airflow_provider_zkmq import environment, worker_process
+from airflow_provider_zkmq.cli import connection, main, options, queues, selection
 from airflow_provider_zkmq.cli.options import UsageError
 from airflow_provider_zkmq.engine.core.model.settings import ORDERS
 from airflow_provider_zkmq.engine.core.model.states import State, Status
@@ -112,7 +114,7 @@ _MISUSES = {
     "": ("", "nonsense", "--hosts '' queues", "--root relative queues", "--root /a/../b queues"),
     "--auth": ("nopassword queues",),
     "queues": ("--connect-timeout 0", "--session-timeout nan"),
-    "enqueue": ("", "q", "q data --lines", "q data more", "q data --unknown", "q --data-file /nowhere/at/all"),
+    "enqueue": ("", "q", "q data --lines", "q data more", "q data --unknown"),
     "enqueue q data": ("--filter novalue", "--filter a=1 --filter a=2", "--metadata {", "--metadata [1]"),
     "enqueue q --lines": ("--task-id x", "--update"),
     "enqueue q x": (
@@ -208,7 +210,7 @@ def test_common_options_stand_before_or_after_the_verb(
     No log or traceback shows the password that is among them.
     """
     bare = read("queues")
-    assert (bare.hosts, bare.root, bare.as_json) == ("127.0.0.1:2181", "/zkmq", False)
+    assert (bare.hosts, bare.root, bool(bare.json)) == ("127.0.0.1:2181", "/zkmq", False)
     assert (bare.connect_timeout, bare.hosts_given) == (None, False)
     given = ("auth", "tls", "allow_open", "session_timeout", "request_timeout")
     assert bare.options == dict.fromkeys(given)
@@ -220,7 +222,7 @@ def test_common_options_stand_before_or_after_the_verb(
     assert read("--hosts", "before:1", "queues", "--hosts", "after:1").hosts == "after:1"
     assert read("--hosts", "first:1", "queue", "--hosts", "second:1", "list").hosts == "second:1"
     assert read("queue", "--hosts", "second:1", "list", "--hosts", "third:1").hosts == "third:1"
-    assert all(read(*line.split()).as_json for line in ("--json queues", "queues --json", "queue --json list"))
+    assert all(read(*line.split()).json for line in ("--json queues", "queues --json", "queue --json list"))
     assert read("queues", "--connect-timeout", "2.5").connect_timeout == 2.5
     assert read("queues", "--timeout", "2m").connect_timeout == 120
     assert read("--timeout", "3", "wait", "q", "t", "--timeout", "9").connect_timeout == 3
@@ -251,7 +253,7 @@ def test_what_the_environment_says_of_servers_is_not_about_files(
     for name, value in {"ZKMQ_HOSTS": "env:1", "ZKMQ_ROOT": "/env", "ZKMQ_AUTH": "u:p"}.items():
         monkeypatch.setenv(name, value)
     seen = read("queues", "--hosts", "textqueue:///queues")
-    assert (seen.hosts, seen.root, seen.options["auth"]) == ("textqueue:///queues", options.DEFAULT_ROOT, None)
+    assert (seen.hosts, seen.root, seen.options["auth"]) == ("textqueue:///queues", environment.DEFAULT_ROOT, None)
     assert read("queues", "--hosts", "textqueue:///queues", "--root", "/mine").root == "/mine"
 
 
@@ -273,8 +275,8 @@ def test_examples_are_named_and_copied_and_replace_nothing(tmp_path, capsys) -> 
 
 def test_names_are_the_engines() -> None:
     """The constants copied to keep the help fast are those of the engine."""
-    assert (tuple(State), ORDERS) == (options.STATES, queues.ORDERS)
-    assert {*options.STATUSES, "dead", "cancelled"} == set(Status)
+    assert (tuple(State), ORDERS) == (options.STATES, get_args(queues.Order))
+    assert {*get_args(selection.Status), "dead", "cancelled"} == set(Status)
 
 
 def test_operands_may_stand_after_options(
@@ -297,6 +299,7 @@ def test_operands_may_stand_after_options(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
     assert ask("show", "q", ask("enqueue", "q", "--filter", "a=b", "-")["id"])["data"] == "piped"
     fake = mock.MagicMock()
+    fake.queue.return_value.name = "q"
     fake.queue.return_value.redrive_many.return_value = {}
     fake.queue.return_value.wait.return_value = []
     monkeypatch.setattr(connection.Cli, "client", lambda *_, **__: fake)
@@ -375,8 +378,8 @@ def test_enqueue_transactions_count_what_enqueue_wrote() -> None:
 
 def test_handlers_are_loaded_by_name() -> None:
     """`module:function` names a function, also inside a class."""
-    assert worker.load("json:dumps") is json.dumps
-    assert worker.load("airflow_provider_zkmq.cli.connection:Cli.client") is connection.Cli.client
+    assert worker_process.load("json:dumps") is json.dumps
+    assert worker_process.load("airflow_provider_zkmq.cli.connection:Cli.client") is connection.Cli.client
 
 
 def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +387,7 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.Mo
     fake = mock.MagicMock()
     fake.queue.return_value.worker.return_value = mock.MagicMock(finished=0, failed=0)
     monkeypatch.setattr(connection.Cli, "client", lambda *_, **__: fake)
-    monkeypatch.setattr(worker.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
 
     def given(line: str) -> dict[str, Any]:
         assert main.main(["worker", "q", "--exec", "cat", *line.split()]) == 0
@@ -410,15 +413,11 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.Mo
 
 
 def test_a_mistyped_verb_is_refused_with_those_that_come_close(capsys: pytest.CaptureFixture[str]) -> None:
-    """In its group, and where it is a verb of another group; a group without a verb is refused, too."""
+    """In its group; a group without a verb is refused, too."""
     for line, hint in (
-        ("enqeue q x", "there is no verb 'enqeue'; did you mean 'enqueue'? (see zkmq --help)"),
-        ("queue crate q", "there is no verb 'crate'; did you mean 'create'? (see zkmq queue --help)"),
-        (
-            "queue enqueue q",
-            "there is no verb 'enqueue'; did you mean 'task enqueue' or 'enqueue'? (see zkmq queue --help)",
-        ),
-        ("xyz", "there is no verb 'xyz' (see zkmq --help)"),
+        ("enqeue q x", "No such command 'enqeue'. Did you mean 'enqueue', 'queue', 'queues'? (see zkmq --help)"),
+        ("queue crate q", "No such command 'crate'. Did you mean 'create'? (see zkmq queue --help)"),
+        ("xyz", "No such command 'xyz' (see zkmq --help)"),
         ("queue", "Missing command (see zkmq queue --help)"),
         ("list q --limt 3", "No such option: --limt (Possible options: --limit, --timeout) (see zkmq list --help)"),
         ("list", "Missing argument 'QUEUE' (see zkmq list --help)"),

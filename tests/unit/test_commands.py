@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import signal
@@ -16,7 +17,8 @@ from unittest import mock
 
 import pytest
 
-from airflow_provider_zkmq.cli import main, worker
+from airflow_provider_zkmq import worker_process
+from airflow_provider_zkmq.cli import main
 from airflow_provider_zkmq.shell_handler import command_reaper, exec_handler
 from airflow_provider_zkmq.shell_handler.command_reaper import Process, _started_by
 from airflow_provider_zkmq.shell_handler.exec_handler import CommandFailed, Commands, Guard
@@ -86,8 +88,8 @@ def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPa
     for name, value in {**SECRETS, "ZKMQ_HOSTS": "h:1", "OTHER": "o"}.items():
         monkeypatch.setenv(name, value)
     seen_by = mock.Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr(worker, "Commands", seen_by)
-    monkeypatch.setattr(worker.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(worker_process, "Commands", seen_by)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     main.main(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])
     named = seen_by.call_args.kwargs["secret"]
     assert named == {"MINE"}
@@ -118,7 +120,7 @@ def test_exec_ends_the_command_of_a_task_that_is_lost(
     It is lost by a cancellation, or otherwise.
     Systems without /proc tell less of who started what: the command's process group is ended there.
     """
-    monkeypatch.setattr(worker, "TERMINATE_SECONDS", 0.3)
+    monkeypatch.setattr(worker_process, "TERMINATE_SECONDS", 0.3)
     alive = tmp_path / "alive"
     command = trap + held_open(alive)
     if not proc:

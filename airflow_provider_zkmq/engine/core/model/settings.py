@@ -181,6 +181,15 @@ class Limit:
         return None if self.by not in filters else limit_key(self.by, filters[self.by])
 
 
+def parse_limit(text: str) -> Limit:
+    """A limit from its text form, such as ``concurrency=2,rate=10,per=1m,by=customer``, or ``none``."""
+    pairs = [] if text == "none" else [part.partition("=") for part in text.split(",")]
+    given: dict[str, Any] = {name: value for name, _, value in pairs}
+    if len(given) < len(pairs) or not given.keys() <= {"concurrency", "rate", "per", "by"}:
+        raise ConfigError(f"limit {text!r} is not understood: concurrency=, rate=, per= and by=, each once")
+    return Limit(**given | {name: int(each) for name, each in given.items() if name != "by" and each.isdecimal()})
+
+
 def checked_limit(limit: object) -> Limit:
     """A limit that a caller gave. Raises `ConfigError` for anything else."""
     if isinstance(limit, Limit):
