@@ -751,7 +751,11 @@ class LimitedKeys:
     """The keys of the limit that the queue has now."""
 
     limit: Limit = field(default_factory=Limit)
+    born: int = 0
+    """The transaction that made the queue: versions of another one of its name say nothing about its claims."""
     keys: dict[str, LimitedKey] = field(default_factory=dict)
+    most: int = 0
+    """So many are remembered before those that have room are forgotten."""
     served: int = 0
 
 
@@ -887,6 +891,8 @@ class Configuration:
     """The queue's configuration as last read. Owner: `core.read.configuration`."""
 
     conf: Conf | None = None
+    born: int = 0
+    """The transaction that made the queue."""
     watch: Watch | None = None
     changed: Callable[[], None] = lambda: None
     """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""

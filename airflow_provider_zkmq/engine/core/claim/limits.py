@@ -45,7 +45,7 @@ EXACT_TIMES: Final = 32
 PREFETCHED_MS: Final = 1_000
 #: How soon to look again at a key whose last slots other threads of this client are taking: their try may fail.
 SOON: Final = 0.1
-#: A client remembers so many keys.
+#: A client remembers so many keys, and as many more as have no room.
 MOST_KEYS: Final = 4_096
 UNBOUNDED: Final = MAX_RATE
 
@@ -67,10 +67,14 @@ class Limits:
     _keys: dict[str, LimitedKey] = field(init=False)
 
     def __post_init__(self) -> None:
-        memory = self.context.limited_keys
-        if memory.limit != self.limit or len(memory.keys) > MOST_KEYS:
-            memory.limit, memory.keys = self.limit, {name: each for name, each in memory.keys.items() if each.in_use}
+        memory, born = self.context.limited_keys, self.context.configuration.born
+        if (memory.limit, memory.born) != (self.limit, born):
+            memory.limit, memory.born, memory.keys, memory.most = self.limit, born, {}, MOST_KEYS
         self._keys = memory.keys
+        if len(memory.keys) > memory.most:  # those without room stay: somebody may wait for their watches
+            kept = {name: each for name, each in memory.keys.items() if each.in_use or self._room(each) == 0}
+            self._keys = memory.keys = kept
+            memory.most = max(MOST_KEYS, 2 * len(kept))
 
     def blocks(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters certainly cannot be claimed now. What is not known is not asked for."""
