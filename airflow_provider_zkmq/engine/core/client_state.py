@@ -720,10 +720,14 @@ class LimitedKey:
     """The slots that calls of this client are taking."""
     highest: int = -1
     """The highest of those that were listed."""
+    there: bool = True
+    """Whether there was a znode for its slots; without one a claim is refused, and makes it."""
     watch: Watch | None = None
     """On the slots; None: they have to be listed."""
     recent: tuple[tuple[int, int], ...] | None = None
     """Until when claims count from, in the server's milliseconds, and how many; None: they have to be read."""
+    counted: int = 0
+    """How many all of them are."""
     written: tuple[RecentClaims, int] | None = None
     """What a transaction on its way writes of them, and the version that its znode has with it."""
     version: int | None = None
@@ -734,6 +738,10 @@ class LimitedKey:
     """A call is claiming under it: others wait for this."""
     served: int = 0
     """A number that tells when this client claimed of it last."""
+
+    def remember(self, recent: tuple[tuple[int, int], ...]) -> None:
+        """These claims count, as was read or written by this client."""
+        self.recent, self.counted = recent, sum(count for _, count in recent)
 
     @property
     def stale(self) -> bool:

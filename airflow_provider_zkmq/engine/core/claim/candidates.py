@@ -166,7 +166,7 @@ def _in_turn(
     context: Context, look: _DefaultLook, limits: Limits, lane_heads: list[list[tuple[str, str]]]
 ) -> list[RankedEntry]:
     """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
-    most, heads = look.taker.view, dict[str | None, list[list[tuple[str, str]]]]()
+    most, heads, rows = look.taker.view, dict[str | None, list[list[tuple[str, str]]]](), list[list[RankedEntry]]()
     for head in lane_heads:
         by_key = [head]
         if is_mixed(head[0][1].split("/")[-2]):
@@ -175,12 +175,14 @@ def _in_turn(
         for pairs in by_key:
             entry, segment = pairs[0]
             heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append(pairs)
-    rows, keys = [], limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]
+    keys = limits.in_turn(heads, most)
     _, shares = share(context)
-    for key in keys:
-        wanted = min(-(-most // len(keys)), limits.room(key) or most)
-        usable = (pair for pair in heapq.merge(*heads[key]) if look.open(context, pair[0]))
-        rows.append(_first_of(context, [*islice(usable, wanted if shares == 1 else look.width)], wanted))
+    for key, room in keys:
+        wanted = min(-(-most // len(keys)), room or most)
+        pairs: Iterable[tuple[str, str]] = heads[key][0] if len(heads[key]) == 1 else heapq.merge(*heads[key])
+        if not look.untouched(context):
+            pairs = (pair for pair in pairs if look.open(context, pair[0]))
+        rows.append(_first_of(context, [*islice(pairs, wanted if shares == 1 else look.width)], wanted))
     return [each for each in chain.from_iterable(zip_longest(*rows)) if each is not None][:most]
 
 
@@ -191,7 +193,8 @@ def _lane_heads(
     lane_heads, limits = [], look.taker.limits
     for name, judge in lanes:
         lane = context.paths.at("queue", name)
-        if not judge and limits is not None and limits.blocks(filters_of(context, f"{lane}/", "")):
+        tried = bool(look.tried or look.taker.taken)  # else those were left out already when the lanes were listed
+        if tried and not judge and limits is not None and limits.blocks(filters_of(context, f"{lane}/", "")):
             continue
         lane_head = yield from _lane_head(context, look, lane, judge=judge)
         if lane_head:

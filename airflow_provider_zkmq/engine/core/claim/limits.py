@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from .. import zk_operations as zk
@@ -81,13 +82,14 @@ class Limits:
         key = self.limit.key(filters)
         return key is not None and self._room(self._known(key)) == 0
 
-    def in_turn(self, keys: Iterable[str | None]) -> list[str | None]:
-        """Keys in the order in which they are served: from whose tasks this client claimed longest ago comes first."""
-        return sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
+    def in_turn(self, keys: Iterable[str | None], most: int) -> list[tuple[str | None, int | None]]:
+        """The first keys that have room, at the most `most`: from whose tasks this client claimed longest ago leads.
 
-    def room(self, key: str | None) -> int | None:
-        """How many tasks of a key may be claimed, as far as is known; None: without bound, or not known."""
-        return None if key is None else self._room(self._known(key))
+        Each with how many of its tasks may be claimed, as far as is known; None: without bound, or not known.
+        """
+        in_turn = sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
+        rooms = ((key, None if key is None else self._room(self._known(key))) for key in in_turn)
+        return [*islice((pair for pair in rooms if pair[1] != 0), most)]
 
     def _known(self, key: str) -> LimitedKey:
         known = self._keys.get(key)
@@ -122,12 +124,14 @@ class Limits:
         """How many claims are left now; None: those of late have to be read."""
         if self.limit.rate is None:
             return UNBOUNDED
-        now = self.context.clock.now()
-        if known.recent is None or now is None:
+        if known.recent is None:
             return None
-        left = self.limit.rate - sum(count for _, count in known.recent)
+        left = self.limit.rate - known.counted
         if left >= MOST_AT_ONCE:  # enough, though some of them may count no more
             return left
+        now = self.context.clock.now()
+        if now is None:
+            return None
         recent = self._recent(known, now)
         left = max(0, self.limit.rate - sum(count for _, count in recent))
         if left == 0:
@@ -160,6 +164,11 @@ class Limits:
                 known.counting = turn
                 self._counting.append(known)
         yield from self.look(wanted)
+        missing = [key for key, known in wanted.items() if not known.there]
+        if missing:  # in one round: else the claim is refused at each of them
+            yield zk.Pipeline(tuple(zk.CreateContainer(self.context.paths.at("slots", key)) for key in missing))
+            for key in missing:
+                wanted[key].there = True
         admitted = []
         for claimed in candidates:
             key = keys[claimed.task_id]
@@ -225,7 +234,7 @@ class Limits:
         for known in self._counting:
             if known.written is not None and outcome.time is not None:
                 record, known.version = known.written
-                known.recent = record.until(outcome.time)
+                known.remember(record.until(outcome.time))
 
     def collided(self, claimed: Claimed, path: str) -> bool:
         """Whether a claim was refused at its slot, which another one has: the key's slots are listed anew."""
@@ -277,7 +286,7 @@ class Limits:
         for key, watch in listed.items():
             names, known = next(answers), unknown[key]
             known.taken, known.watch = set(self._slot_numbers(key, names or ())), watch
-            known.highest = max(known.taken, default=-1)
+            known.highest, known.there = max(known.taken, default=-1), names is not None
             watch.fired = watch.fired or names is None  # no watch stands on what is not there
         if not counted:
             return
@@ -288,7 +297,7 @@ class Limits:
             node, known = next(answers), unknown[key]
             known.rates_version = 0 if stat is None else stat.version
             known.version = None if node is None else node.stat.version
-            known.recent = () if node is None else recent_claims(self.context, self.limit, key, node)
+            known.remember(() if node is None else recent_claims(self.context, self.limit, key, node))
 
     def _slot_numbers(self, key: str, names: Sequence[str]) -> Iterator[int]:
         for name in names:
