@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os import getpid
@@ -681,6 +681,14 @@ class ReadAhead:
     """When one of the claims began."""
     busy: bool = False
     """One of them is reading for those to come."""
+
+    def is_old(self, now: float) -> bool:
+        """Whether what was read may have changed by now."""
+        return now - self.read_at > PACE_SECONDS
+
+    def has_read(self, entries: Iterable[str], now: float) -> bool:
+        """Whether all of these were read of late."""
+        return not self.is_old(now) and self.tasks.keys() >= set(entries)
 
     def learn(self, count: int, size: int, now: float) -> None:
         """So many were read, which had so many bytes."""

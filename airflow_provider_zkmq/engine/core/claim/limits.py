@@ -87,8 +87,8 @@ class Limits:
 
         Each with how many of its tasks may be claimed, as far as is known; None: without bound, or not known.
         """
-        in_turn = sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
-        rooms = ((key, None if key is None else self._room(self._known(key))) for key in in_turn)
+        order = sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
+        rooms = ((key, None if key is None else self._room(self._known(key))) for key in order)
         return [*islice((pair for pair in rooms if pair[1] != 0), most)]
 
     def _known(self, key: str) -> LimitedKey:
@@ -164,11 +164,11 @@ class Limits:
                 known.counting = turn
                 self._counting.append(known)
         yield from self.look(wanted)
-        missing = [key for key, known in wanted.items() if not known.there]
+        missing = {name: known for name, known in wanted.items() if not known.there}
         if missing:  # in one round: else the claim is refused at each of them
-            yield zk.Pipeline(tuple(zk.CreateContainer(self.context.paths.at("slots", key)) for key in missing))
-            for key in missing:
-                wanted[key].there = True
+            yield zk.Pipeline(tuple(zk.CreateContainer(self.context.paths.at("slots", name)) for name in missing))
+            for known in missing.values():
+                known.there = True
         admitted = []
         for claimed in candidates:
             key = keys[claimed.task_id]
