@@ -235,6 +235,11 @@ def _bounded(
         counted, counting = yield from limits.count([claimed for claimed, _ in parts])
         parts = [part for part in parts if part[0] in counted]
         guards += counting
+        if counting and len(parts) > 1:
+            ops = [op for _, plan in parts for op in plan.multi().ops]
+            ops += [op for guard in guards for op in guard.ops]
+            if zk.request_size(ops) > zk.MAX_REQUEST:  # at a larger one a server drops the connection
+                return (yield from _bounded(context, wanted, limits, parts[: len(parts) // 2]))
     return parts, guards
 
 
