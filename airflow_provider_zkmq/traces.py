@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from .engine import TRACE_CONTEXT
+
 if TYPE_CHECKING:
     from opentelemetry import context, trace
 
     from . import engine
 
-CONTEXT: Final = ("traceparent", "tracestate")
 _VALUE: Final = re.compile(r"[ -~]{1,512}")
 _NAME: Final = "airflow_provider_zkmq"
 _LOG: Final = logging.getLogger(_NAME)
@@ -32,7 +33,7 @@ _LOG: Final = logging.getLogger(_NAME)
 def carry(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return metadata for a task that also carry the trace under way, unless they carry one already."""
     kept = dict(metadata or {})
-    if CONTEXT[0] in kept or "opentelemetry.trace" not in sys.modules:
+    if TRACE_CONTEXT[0] in kept or "opentelemetry.trace" not in sys.modules:
         return kept
     from opentelemetry.trace import get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -45,7 +46,7 @@ def carry(metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def carried(metadata: Mapping[str, Any]) -> dict[str, str]:
     """What metadata carry of a trace."""
-    found = {name: metadata.get(name) for name in CONTEXT}
+    found = {name: metadata.get(name) for name in TRACE_CONTEXT}
     return {name: value for name, value in found.items() if isinstance(value, str) and _VALUE.fullmatch(value)}
 
 

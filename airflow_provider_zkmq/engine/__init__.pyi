@@ -18,6 +18,7 @@ from .core.model.settings import (
 )
 from .core.model.records import Attempt as Attempt, Ended as Ended, Unreadable as Unreadable
 from .core.model.new_message import (
+    TRACE_CONTEXT as TRACE_CONTEXT,
     Message as Message,
     NewTasks as NewTasks,
     OnConflict as OnConflict,

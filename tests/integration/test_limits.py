@@ -17,6 +17,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import Claim, ConfigError, Integer, Limit, Message, Queue, String, Zkmq
+from airflow_provider_zkmq.engine.core.claim import limits
 from tests.integration.clients import clients, end_session, kazoo
 from tests.integration.conftest import started, waits
 from tests.integration.transaction_log import writes
@@ -214,6 +215,43 @@ def test_the_rate_of_each_customer_is_its_own(q: Queue) -> None:
     assert Counter(customers_of(q.claim_many(5))) == {"a": 2, "b": 2}
     assert q.claim() is None
     assert not q.ready()
+
+
+def test_a_queue_that_was_created_anew_has_had_no_claims(q: Queue, other: Zkmq) -> None:
+    """Also for a client that was not at it meanwhile, and has used up the rate of the one before."""
+    limit = Limit(rate=1, per="1h")
+    q.configure(limit=limit)
+    put(q, "aa")
+    held, queue = q.claim(), other.queue("q")
+    assert held is not None
+    assert q.claim() is None
+    queue.delete(confirm=True, force=True)
+    queue.configure(filters={"customer": String()}, limit=limit)
+    put(queue, "aa")
+    assert q.claim() is not None
+    assert queue.claim() is None
+
+
+# --- What a client remembers of keys.
+
+
+@pytest.mark.parametrize("call", [Queue.claim, Queue.ready])
+def test_whoever_waits_for_a_key_wakes_though_its_client_met_too_many_others(
+    call: Callable[..., object], q: Queue, other: Zkmq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered of a key goes when there are too many, but not while somebody may wait for it."""
+    monkeypatch.setattr(limits, "MOST_KEYS", 2)
+    q.configure(limit=Limit(concurrency=1, by="customer"))
+    put(q, "aabcdef")
+    held = other.queue("q").claim(selector="customer==a")
+    assert held is not None
+    kept = q.claim_many(5)
+    waiting = started(lambda: call(q, selector="customer==a", timeout=60))
+    eventually(lambda: waits(q) == 1)
+    assert not any(q.claim(selector=f"customer=={one}") for one in "bcdef")
+    assert len(kept) == 5
+    held.complete()
+    assert waiting.result(20)
 
 
 # --- What it says, refuses and repairs.

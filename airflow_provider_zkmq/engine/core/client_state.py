@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os import getpid
@@ -682,6 +682,14 @@ class ReadAhead:
     busy: bool = False
     """One of them is reading for those to come."""
 
+    def is_old(self, now: float) -> bool:
+        """Whether what was read may have changed by now."""
+        return now - self.read_at > PACE_SECONDS
+
+    def has_read(self, entries: Iterable[str], now: float) -> bool:
+        """Whether all of these were read of late."""
+        return not self.is_old(now) and self.tasks.keys() >= set(entries)
+
     def learn(self, count: int, size: int, now: float) -> None:
         """So many were read, which had so many bytes."""
         self.most = max(1, min(MOST, 2 * self.most, MOST_BYTES * count // max(1, size)))
@@ -720,10 +728,14 @@ class LimitedKey:
     """The slots that calls of this client are taking."""
     highest: int = -1
     """The highest of those that were listed."""
+    there: bool = True
+    """Whether there was a znode for its slots; without one a claim is refused, and makes it."""
     watch: Watch | None = None
     """On the slots; None: they have to be listed."""
     recent: tuple[tuple[int, int], ...] | None = None
     """Until when claims count from, in the server's milliseconds, and how many; None: they have to be read."""
+    counted: int = 0
+    """How many all of them are."""
     written: tuple[RecentClaims, int] | None = None
     """What a transaction on its way writes of them, and the version that its znode has with it."""
     version: int | None = None
@@ -734,6 +746,10 @@ class LimitedKey:
     """A call is claiming under it: others wait for this."""
     served: int = 0
     """A number that tells when this client claimed of it last."""
+
+    def remember(self, recent: tuple[tuple[int, int], ...]) -> None:
+        """These claims count, as was read or written by this client."""
+        self.recent, self.counted = recent, sum(count for _, count in recent)
 
     @property
     def stale(self) -> bool:
@@ -751,7 +767,11 @@ class LimitedKeys:
     """The keys of the limit that the queue has now."""
 
     limit: Limit = field(default_factory=Limit)
+    born: int = 0
+    """The transaction that made the queue: versions of another one of its name say nothing about its claims."""
     keys: dict[str, LimitedKey] = field(default_factory=dict)
+    most: int = 0
+    """So many are remembered before those that have room are forgotten."""
     served: int = 0
 
 
@@ -887,6 +907,8 @@ class Configuration:
     """The queue's configuration as last read. Owner: `core.read.configuration`."""
 
     conf: Conf | None = None
+    born: int = 0
+    """The transaction that made the queue."""
     watch: Watch | None = None
     changed: Callable[[], None] = lambda: None
     """Called when a part of it may have changed, by whoever is told; neither waits nor raises."""

@@ -126,8 +126,11 @@ def claim_among(context: Context, taker: Taker, lanes: list[tuple[str, bool]], s
         if len(window) > taker.room:
             context.signal.notify_one(taker.wanted.kind)  # there is work for another thread of this client, too
         if taker.limits is not None and taker.limits.limit.by is not None:
-            later = _in_turn(context, look, taker.limits, lane_heads)
-            picks = later[: taker.room]
+            by_key = _by_key(context, taker.limits, lane_heads)
+            later = picks = _in_turn(context, look, taker.limits, by_key, taker.room)
+            if not taker.has_read([ranked.entry for ranked in picks], context.run.monotonic()):
+                later = _in_turn(context, look, taker.limits, by_key, taker.view)
+                picks = later[: taker.room]
         else:
             later = _first_of(context, window, taker.view) if taker.read_ahead else []
             picks = _first_of(context, window, taker.room)
@@ -162,25 +165,38 @@ def _first_of(context: Context, window: list[tuple[str, str]], most: int) -> lis
     return [RankedEntry(*pair) for pair in first]
 
 
-def _in_turn(
-    context: Context, look: _DefaultLook, limits: Limits, lane_heads: list[list[tuple[str, str]]]
-) -> list[RankedEntry]:
-    """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
-    most, heads = look.taker.view, dict[str | None, list[list[tuple[str, str]]]]()
+def _by_key(
+    context: Context, limits: Limits, lane_heads: list[list[tuple[str, str]]]
+) -> dict[str | None, list[list[tuple[str, str]]]]:
+    """The first entries of lanes by the key under which they are limited; those of a mixed lane have many."""
+    by_key: dict[str | None, list[list[tuple[str, str]]]] = {}
     for head in lane_heads:
-        by_key = [head]
+        groups = [head]
         if is_mixed(head[0][1].split("/")[-2]):
             key_of = lambda pair: limits.limit.key(filters_of(context, pair[1], pair[0])) or ""  # noqa: E731
-            by_key = [list(group) for _, group in groupby(sorted(head, key=key_of), key_of)]
-        for pairs in by_key:
+            groups = [list(group) for _, group in groupby(sorted(head, key=key_of), key_of)]
+        for pairs in groups:
             entry, segment = pairs[0]
-            heads.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append(pairs)
-    rows, keys = [], limits.in_turn(key for key in heads if limits.room(key) != 0)[:most]
+            by_key.setdefault(limits.limit.key(filters_of(context, segment, entry)), []).append(pairs)
+    return by_key
+
+
+def _in_turn(
+    context: Context,
+    look: _DefaultLook,
+    limits: Limits,
+    by_key: dict[str | None, list[list[tuple[str, str]]]],
+    most: int,
+) -> list[RankedEntry]:
+    """Where to begin under a limit of each key: at a task of each in turn, as many as it has room for."""
+    rows, keys = list[list[RankedEntry]](), limits.in_turn(by_key, most)
     _, shares = share(context)
-    for key in keys:
-        wanted = min(-(-most // len(keys)), limits.room(key) or most)
-        usable = (pair for pair in heapq.merge(*heads[key]) if look.open(context, pair[0]))
-        rows.append(_first_of(context, [*islice(usable, wanted if shares == 1 else look.width)], wanted))
+    for key, room in keys:
+        heads, wanted = by_key[key], min(-(-most // len(keys)), room or most)
+        pairs: Iterable[tuple[str, str]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
+        if not look.untouched(context):
+            pairs = (pair for pair in pairs if look.open(context, pair[0]))
+        rows.append(_first_of(context, [*islice(pairs, wanted if shares == 1 else look.width)], wanted))
     return [each for each in chain.from_iterable(zip_longest(*rows)) if each is not None][:most]
 
 
@@ -191,7 +207,8 @@ def _lane_heads(
     lane_heads, limits = [], look.taker.limits
     for name, judge in lanes:
         lane = context.paths.at("queue", name)
-        if not judge and limits is not None and limits.blocks(filters_of(context, f"{lane}/", "")):
+        tried = bool(look.tried or look.taker.taken)  # else those were left out already when the lanes were listed
+        if tried and not judge and limits is not None and limits.blocks(filters_of(context, f"{lane}/", "")):
             continue
         lane_head = yield from _lane_head(context, look, lane, judge=judge)
         if lane_head:

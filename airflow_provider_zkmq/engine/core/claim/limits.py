@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from .. import zk_operations as zk
@@ -45,7 +46,7 @@ EXACT_TIMES: Final = 32
 PREFETCHED_MS: Final = 1_000
 #: How soon to look again at a key whose last slots other threads of this client are taking: their try may fail.
 SOON: Final = 0.1
-#: A client remembers so many keys.
+#: A client remembers so many keys, and as many more as have no room.
 MOST_KEYS: Final = 4_096
 UNBOUNDED: Final = MAX_RATE
 
@@ -67,23 +68,28 @@ class Limits:
     _keys: dict[str, LimitedKey] = field(init=False)
 
     def __post_init__(self) -> None:
-        memory = self.context.limited_keys
-        if memory.limit != self.limit or len(memory.keys) > MOST_KEYS:
-            memory.limit, memory.keys = self.limit, {name: each for name, each in memory.keys.items() if each.in_use}
+        memory, born = self.context.limited_keys, self.context.configuration.born
+        if (memory.limit, memory.born) != (self.limit, born):
+            memory.limit, memory.born, memory.keys, memory.most = self.limit, born, {}, MOST_KEYS
         self._keys = memory.keys
+        if len(memory.keys) > memory.most:  # those without room stay: somebody may wait for their watches
+            kept = {name: each for name, each in memory.keys.items() if each.in_use or self._room(each) == 0}
+            self._keys = memory.keys = kept
+            memory.most = max(MOST_KEYS, 2 * len(kept))
 
     def blocks(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters certainly cannot be claimed now. What is not known is not asked for."""
         key = self.limit.key(filters)
         return key is not None and self._room(self._known(key)) == 0
 
-    def in_turn(self, keys: Iterable[str | None]) -> list[str | None]:
-        """Keys in the order in which they are served: from whose tasks this client claimed longest ago comes first."""
-        return sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
+    def in_turn(self, keys: Iterable[str | None], most: int) -> list[tuple[str | None, int | None]]:
+        """The first keys that have room, at the most `most`: from whose tasks this client claimed longest ago leads.
 
-    def room(self, key: str | None) -> int | None:
-        """How many tasks of a key may be claimed, as far as is known; None: without bound, or not known."""
-        return None if key is None else self._room(self._known(key))
+        Each with how many of its tasks may be claimed, as far as is known; None: without bound, or not known.
+        """
+        order = sorted(keys, key=lambda key: (self._known(key or "").served, self.context.run.random()))
+        rooms = ((key, None if key is None else self._room(self._known(key))) for key in order)
+        return [*islice((pair for pair in rooms if pair[1] != 0), most)]
 
     def _known(self, key: str) -> LimitedKey:
         known = self._keys.get(key)
@@ -118,12 +124,14 @@ class Limits:
         """How many claims are left now; None: those of late have to be read."""
         if self.limit.rate is None:
             return UNBOUNDED
-        now = self.context.clock.now()
-        if known.recent is None or now is None:
+        if known.recent is None:
             return None
-        left = self.limit.rate - sum(count for _, count in known.recent)
+        left = self.limit.rate - known.counted
         if left >= MOST_AT_ONCE:  # enough, though some of them may count no more
             return left
+        now = self.context.clock.now()
+        if now is None:
+            return None
         recent = self._recent(known, now)
         left = max(0, self.limit.rate - sum(count for _, count in recent))
         if left == 0:
@@ -156,6 +164,11 @@ class Limits:
                 known.counting = turn
                 self._counting.append(known)
         yield from self.look(wanted)
+        missing = {name: known for name, known in wanted.items() if not known.there}
+        if missing:  # in one round: else the claim is refused at each of them
+            yield zk.Pipeline(tuple(zk.CreateContainer(self.context.paths.at("slots", name)) for name in missing))
+            for known in missing.values():
+                known.there = True
         admitted = []
         for claimed in candidates:
             key = keys[claimed.task_id]
@@ -221,7 +234,7 @@ class Limits:
         for known in self._counting:
             if known.written is not None and outcome.time is not None:
                 record, known.version = known.written
-                known.recent = record.until(outcome.time)
+                known.remember(record.until(outcome.time))
 
     def collided(self, claimed: Claimed, path: str) -> bool:
         """Whether a claim was refused at its slot, which another one has: the key's slots are listed anew."""
@@ -273,7 +286,7 @@ class Limits:
         for key, watch in listed.items():
             names, known = next(answers), unknown[key]
             known.taken, known.watch = set(self._slot_numbers(key, names or ())), watch
-            known.highest = max(known.taken, default=-1)
+            known.highest, known.there = max(known.taken, default=-1), names is not None
             watch.fired = watch.fired or names is None  # no watch stands on what is not there
         if not counted:
             return
@@ -284,7 +297,7 @@ class Limits:
             node, known = next(answers), unknown[key]
             known.rates_version = 0 if stat is None else stat.version
             known.version = None if node is None else node.stat.version
-            known.recent = () if node is None else recent_claims(self.context, self.limit, key, node)
+            known.remember(() if node is None else recent_claims(self.context, self.limit, key, node))
 
     def _slot_numbers(self, key: str, names: Sequence[str]) -> Iterator[int]:
         for name in names:

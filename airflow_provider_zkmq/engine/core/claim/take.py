@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import structs
 
 from .. import zk_operations as zk
-from ..client_state import PACE_SECONDS, Caller, Claimed, Context, ReadAhead, Registered, standing
+from ..client_state import Caller, Claimed, Context, ReadAhead, Registered, standing
 from ..model.filters import Selector
 from ..model.records import TaskState
 from ..model.settings import Conf
@@ -127,6 +127,10 @@ class Taker:
         """How many entries are worth to be known: those wanted now, and those that are read ahead."""
         return self.room if self.read_ahead is None else max(self.room, self.read_ahead.most)
 
+    def has_read(self, entries: Sequence[str], now: float) -> bool:
+        """Whether nothing has to be read of these any more, or ahead for those after them."""
+        return self.read_ahead is None or self.read_ahead.has_read(entries, now)
+
     def accepts(self, filters: Mapping[str, str]) -> bool:
         """Whether a task with these filters is wanted, and the queue's limit may have room for it."""
         wanted = self.wanted.selector.matches(filters, self.conf.types)
@@ -155,22 +159,15 @@ def claim_together(
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
     What the queue's limit has no room for is left out, too. Raises `NoRoom` where none may be claimed now.
     """
-    if taker.limits is None:
-        return _claim_together(context, taker, candidates, None, in_order=in_order)
-    return _claim_limited(context, taker, candidates, taker.limits, in_order=in_order)
-
-
-def _claim_limited(
-    context: Context, taker: Taker, candidates: Sequence[Claimed], limits: Limits, *, in_order: bool
-) -> Procedure[bool]:
-    """Claim what the queue's limit has room for; whether that was all, and all of it is taken."""
-    before = len(taker.taken)
+    limits, before, admitted = taker.limits, len(taker.taken), candidates
     try:
-        admitted = yield from limits.admit(candidates)
+        if limits is not None:
+            admitted = yield from limits.admit(candidates)
         all_taken = yield from _claim_together(context, taker, admitted, limits, in_order=in_order)
         return all_taken and len(admitted) == len(candidates)
     finally:
-        limits.release(taker.taken[before:])
+        if limits is not None:
+            limits.release(taker.taken[before:])
 
 
 def _claim_together(
@@ -238,6 +235,11 @@ def _bounded(
         counted, counting = yield from limits.count([claimed for claimed, _ in parts])
         parts = [part for part in parts if part[0] in counted]
         guards += counting
+        if counting and len(parts) > 1:
+            ops = [op for _, plan in parts for op in plan.multi().ops]
+            ops += [op for guard in guards for op in guard.ops]
+            if zk.request_size(ops) > zk.MAX_REQUEST:  # at a larger one a server drops the connection
+                return (yield from _bounded(context, wanted, limits, parts[: len(parts) // 2]))
     return parts, guards
 
 
@@ -284,7 +286,7 @@ def _nodes_of(context: Context, taker: Taker, entries: Sequence[str]) -> Procedu
     read_ahead = taker.read_ahead
     if read_ahead is None:
         return (yield from _read(context, entries))
-    if context.run.monotonic() - read_ahead.read_at > PACE_SECONDS:  # it may have changed
+    if read_ahead.is_old(context.run.monotonic()):  # it may have changed
         read_ahead.tasks.clear()
     nodes = {entry: read_ahead.tasks.pop(entry) for entry in entries if entry in read_ahead.tasks}
     unread = [entry for entry in entries if entry not in nodes]

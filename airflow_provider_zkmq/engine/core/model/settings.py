@@ -174,11 +174,12 @@ class Limit:
 
     def key(self, filters: Mapping[str, str]) -> str | None:
         """Under which name a task with these filters is limited; None: it is not."""
-        if not self:
+        if self.concurrency is None and self.rate is None:  # as `bool`, which takes longer than this
             return None
         if self.by is None:
             return WHOLE_QUEUE
-        return None if self.by not in filters else limit_key(self.by, filters[self.by])
+        value = filters.get(self.by)
+        return None if value is None else limit_key(self.by, value)
 
 
 def parse_limit(text: str) -> Limit:

@@ -85,6 +85,7 @@ def _read_conf(context: Context, *, create: bool) -> Procedure[Conf]:
         raise (yield from queue_missing(context))
     context.configuration.conf = _parse(context, {name: part.value for name, part in parts.items()})
     context.configuration.parts = tuple(parts.values())
+    context.configuration.born = parts[THERE].value.stat.czxid
     return context.configuration.conf
 
 
