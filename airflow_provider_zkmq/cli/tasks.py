@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inspection import task_story, terminal, wording
+from ..inspection.selection import one_by_one
 from . import options, selection
 from .connection import Cli, QueueName, Watching
 from .options import at_most_one, flag, operand, option, refuse, span

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
 from copy import copy
@@ -10,6 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, Final, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from .connection import CONNECT_TIMEOUT_ALONE, Cli, Watching
@@ -37,6 +39,25 @@ durations:  seconds (90), units (5m, 1h30m, 250ms) or ISO 8601 (PT1H30M)
 moments:  ISO 8601 with a zone (2026-11-22T10:31:05Z, "2026-11-22 11:31:05+01:00")
 """
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
+#: The verbs of each group, of none under "", by their words.
+_APPS: Final = defaultdict[str, dict[str, typer.Typer]](dict)
+
+
+class _Commands(dict[str, Any]):
+    """Verbs by their words, each made when it is asked for: all of them take a worker two and a half megabytes."""
+
+    def get(self, word: str, default: Any = None) -> Any:
+        """The verb, or a group of them."""
+        found = super().get(word, default)
+        return typer.main.get_command(found) if isinstance(found, typer.Typer) else found
+
+
+class Group(TyperGroup):
+    """A group of verbs, which are those declared for its name."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands(_APPS[self.name or ""] | dict(self.commands))
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,6 +83,7 @@ def _declare(function: Callable[..., Any], parameters: dict[str, inspect.Paramet
 def _group(text: str, epilog: str | None = None) -> typer.Typer:
     """A group of verbs, which takes the common options, too."""
     group = typer.Typer(
+        cls=Group,
         help=text,
         epilog=epilog,
         context_settings=_CONTEXT,
@@ -79,14 +101,12 @@ def _group(text: str, epilog: str | None = None) -> typer.Typer:
 
 ROOT: Final = _group("A durable task queue on Apache ZooKeeper.", _EPILOG)
 GROUPS: Final = {
-    "": ROOT,
     "queue": _group("Create, configure, pause, clean, check and delete queues."),
     "task": _group("Enqueue tasks, look at them, wait for them; claim and settle them."),
     "dead": _group("Look at dead letters, put them back, drop them, edit them in a file."),
 }
 for _name, _app in GROUPS.items():
-    if _name:
-        ROOT.add_typer(_app, name=_name, rich_help_panel="Groups of verbs")
+    ROOT.add_typer(_app, name=_name, rich_help_panel="Groups of verbs")
 
 
 def verb(*names: str, example: str) -> Callable[[Verb], Verb]:
@@ -126,7 +146,8 @@ def verb(*names: str, example: str) -> Callable[[Verb], Verb]:
         for name in names:
             group, _, word = name.rpartition(" ")
             VERBS[name] = function
-            GROUPS[group].command(
+            app = _APPS[group][word] = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            app.command(
                 word,
                 epilog=f"Example: {example}",
                 hidden=not group and name != names[0],
