@@ -18,9 +18,11 @@ from tests.matrix import interpreter
 
 TOP = Path(__file__).parents[2]
 PYTHONS = {version: path for version in ("3.11", "3.12", "3.13") if (path := interpreter(version))}
-#: What a worker may take: bytes on disk with the bytecode that it has written, kilobytes of memory when idle.
+#: What a worker may take: bytes on disk with the bytecode that it has written, kilobytes of memory when idle. The list
+#: of what the file holds, which Python keeps, and what unpacks it take a megabyte and a half more.
 MOST_BYTES = 40_000_000
-MOST_KILOBYTES = 38 * 1024
+MOST_KILOBYTES = 35 * 1024
+MOST_KILOBYTES_OF_FILE = 36 * 1024
 #: What a handler sees of the process that it runs in.
 HANDLER = """
 import json, sys
@@ -83,7 +85,7 @@ def what_a_worker_takes(command: list[str], home: Path, zookeeper: str, root: st
 
 
 def test_one_file_is_a_worker_for_each_python(pyz, zookeeper, root, tmp_path, subtests) -> None:
-    """It needs no Airflow, no Spark and no pandas, 40 MB of disk and `MOST_KILOBYTES`; nothing else is installed."""
+    """It needs no Airflow, no Spark and no pandas, 40 MB of disk and 36 MB of memory; nothing else is installed."""
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
     for version, python in PYTHONS.items():
         with subtests.test(version):
@@ -91,7 +93,7 @@ def test_one_file_is_a_worker_for_each_python(pyz, zookeeper, root, tmp_path, su
             home.mkdir()
             seen, kilobytes = what_a_worker_takes([python, "-E", "-s", str(pyz)], home, zookeeper, root)
             assert seen == {"python": version, "heavy": []}
-            assert kilobytes <= MOST_KILOBYTES
+            assert kilobytes <= MOST_KILOBYTES_OF_FILE
             assert pyz.stat().st_size + size(home) <= MOST_BYTES
 
 
@@ -113,7 +115,7 @@ def test_one_file_has_what_utc_needs_where_the_machine_has_no_time_zones(pyz, tm
 
 
 def test_what_pip_installs_without_dependencies_is_enough(wheel, zookeeper, root, tmp_path, subtests) -> None:
-    """With the release's list of requirements `pip check` misses nothing, and it takes no more than the file."""
+    """With the release's list of requirements `pip check` misses nothing, 40 MB of disk and `MOST_KILOBYTES`."""
     for version, python in PYTHONS.items():
         with subtests.test(version):
             home = tmp_path / version
