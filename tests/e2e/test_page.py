@@ -111,7 +111,7 @@ def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Ai
     assert airflow.ended("page_orders") == "failed"
     admin.picture("overview")
 
-    admin.page.goto(f"{admin.url}/dags/page_orders/runs/r/tasks/wait")
+    admin.page.goto(f"{admin.url}/dags/page_orders/runs/r/tasks/wait/details")
     link = admin.page.get_by_role("link", name="Task", exact=True)
     expect(link).to_be_visible()
     target = link.get_attribute("href") or ""
@@ -136,8 +136,10 @@ def test_the_tasks_of_a_task_instance_are_shown_beside_it(airflow: Airflow, admi
     """Those that the operator enqueued, with their states."""
     assert airflow.api.run_state("page_orders", "r") == "failed"
     query = "dag_id=page_orders&run_id=r&task_id=hand_out&map_index=-1"
+    admin.page.goto(f"{admin.url}/dags/page_orders/runs/r/tasks/hand_out")
+    admin.page.get_by_role("link", name="Queue tasks").click()
+    expect(admin.page.frame_locator("iframe").get_by_text("enqueued").first).to_be_visible()
     page = admin.alone(query)
-    expect(page.get_by_text("enqueued").first).to_be_visible()
     ids = [task.id for task in airflow.zk.queue("orders").tasks()]
     for task in ids:
         expect(page.get_by_role("link", name=task)).to_be_visible()
