@@ -17,7 +17,7 @@ export function Days({ days, note }: { days: Day[] | null; note: string | null }
   if (!days?.length) return <Empty title="No days are known">{note && <p>{note}</p>}</Empty>;
   const most = Math.max(...days.map((day) => day.finished), 1);
   return (
-    <Table label="Days" columns={COLUMNS} class="days">
+    <Table label="Days" columns={COLUMNS} flat>
       {days.map((day) => (
         <Row columns={COLUMNS} key={day.day}>
           {[
