@@ -47,7 +47,7 @@ def test_imports_go_down(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_wheel_has_the_whole_package_and_the_examples(tmp_path: Path) -> None:
-    """Also what is no Python, such as a template or the built page; no sources of the page, and nothing of the tests."""
+    """Also what is no Python, such as a template or the built page; neither the page's sources nor tests."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=TOP, check=True, capture_output=True)
     (wheel,) = tmp_path.iterdir()

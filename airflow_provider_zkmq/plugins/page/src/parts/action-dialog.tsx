@@ -66,8 +66,10 @@ function Dialog({ plan }: { plan: Plan }) {
     try {
       for await (const line of act(plan.connection, plan.request, abort.current.signal)) {
         if ("of" in line) seen = { ...seen, of: line.of };
-        else if ("over" in line) seen = { ...seen, done: line.done, refused: line.refused, message: line.message };
-        else
+        else if ("over" in line) {
+          const { done, refused, message, error } = line;
+          seen = { ...seen, done, refused, message: error ? "" : message, failure: error ? message : null };
+        } else
           seen = {
             ...seen,
             done: seen.done + line.done,

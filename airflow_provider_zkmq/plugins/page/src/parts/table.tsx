@@ -21,7 +21,7 @@ interface TableOptions {
 // The roles are written out since a table that is laid out as cards loses those it has by itself.
 export function Table({ label, columns, children, class: name = "", flat = false }: TableOptions) {
   // What scrolls must be reached by the keyboard; in other tables there are links.
-  const scrolls = flat ? ({ tabIndex: 0, role: "region", "aria-label": label } as const) : {};
+  const scrolls = flat ? ({ tabIndex: 0, role: "group", "aria-label": label } as const) : {};
   return (
     <div class="table-box" {...scrolls}>
       <table role="table" aria-label={label} class={`table ${flat ? "" : "cards"} ${name}`}>

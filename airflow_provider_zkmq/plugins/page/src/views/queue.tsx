@@ -132,7 +132,7 @@ function Details({ detail, where }: { detail: QueueDetail; where: { connection: 
         <Consumers consumers={detail.consumers} where={where} />
       </Section>
       <Section title="Days">
-        <Days days={detail.days} note={detail.days_note} />
+        <Days connection={where.connection} queue={where.queue} />
       </Section>
       <Section title="Configuration">
         <Configuration values={detail.configuration} />
