@@ -47,14 +47,18 @@ def test_imports_go_down(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_wheel_has_the_whole_package_and_the_examples(tmp_path: Path) -> None:
-    """Also what is no Python, such as a template or a stub; and nothing of the tests."""
+    """Also what is no Python, such as a template or the built page; neither the page's sources nor tests."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=TOP, check=True, capture_output=True)
     (wheel,) = tmp_path.iterdir()
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    page = TOP / PACKAGE / "plugins" / "page"
     own = {
-        str(path.relative_to(TOP)) for path in (TOP / PACKAGE).rglob("*") if path.is_file() and path.suffix != ".pyc"
+        str(path.relative_to(TOP))
+        for path in (TOP / PACKAGE).rglob("*")
+        if path.is_file() and path.suffix != ".pyc" and page not in path.parents
     }
+    assert f"{PACKAGE}/plugins/static/app.js" in own
     examples = {f"{PACKAGE}/{path.relative_to(TOP)}" for path in (TOP / "example_dags").glob("*.py")}
     assert f"{PACKAGE}/spark/reporting/report.html.jinja" in own
     assert held - {f"{PACKAGE}/example_dags/.airflowignore"} == own | examples

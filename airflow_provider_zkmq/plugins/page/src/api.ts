@@ -34,6 +34,10 @@ export function queue(connection: string, name: string, abort?: AbortSignal): Pr
   return read(`${of(connection)}/queue`, { queue: name }, abort);
 }
 
+export function days(connection: string, name: string, abort?: AbortSignal): Promise<types.Days> {
+  return read(`${of(connection)}/days`, { queue: name }, abort);
+}
+
 export function tasks(connection: string, query: Query, abort?: AbortSignal): Promise<types.TaskPage> {
   return read(`${of(connection)}/tasks`, query, abort);
 }

@@ -30,25 +30,23 @@ export class LiveConnection {
 
   /** The row of a queue, also for a reader that has to hear of a queue that comes later. */
   row(name: string): QueueRow | undefined {
-    const names = this.names.value;
-    return names.includes(name) ? this.rows.get(name)?.value : undefined;
+    return this.names.value.includes(name) ? this.rows.get(name)?.value : undefined;
   }
 
   merge(event: QueuesEvent): void {
     batch(() => {
+      let listChanged = false;
       for (const row of event.queues) {
         const known = this.rows.get(row.queue);
-        if (!known) this.rows.set(row.queue, signal(row));
-        else if (event.whole || known.peek().version !== row.version) known.value = row;
+        if (!known) {
+          this.rows.set(row.queue, signal(row));
+          listChanged = true;
+        } else if (event.whole || known.peek().version !== row.version) known.value = row;
       }
       const listed = event.whole ? new Set(event.queues.map((row) => row.queue)) : null;
       const gone = listed ? [...this.rows.keys()].filter((name) => !listed.has(name)) : (event.gone ?? []);
-      for (const name of gone) this.rows.delete(name);
-      if (
-        this.rows.size !== this.names.peek().length ||
-        event.queues.some((row) => !this.names.peek().includes(row.queue))
-      )
-        this.names.value = [...this.rows.keys()];
+      for (const name of gone) listChanged = this.rows.delete(name) || listChanged;
+      if (listChanged) this.names.value = [...this.rows.keys()];
       this.loaded.value = true;
     });
   }

@@ -5,8 +5,9 @@ import { counted, titleOf } from "./wording";
 export interface Plan {
   connection: string;
   request: ActionRequest;
-  /** The button, and the head of the dialog. */
+  /** The button that does it. */
   verb: string;
+  /** What is done, in words. */
   title: string;
   sentences: string[];
   danger: boolean;
@@ -21,18 +22,18 @@ interface Where {
 
 export type TaskAction = "redrive" | "cancel" | "release";
 
-const VERBS: Record<TaskAction, string> = {
-  redrive: "Redrive",
-  cancel: "Cancel",
-  release: "Release by force",
-};
+/** What the action is called on some tasks, such as `Release 2 tasks by force`. */
+export function phrase(action: TaskAction, tasks = ""): string {
+  const words = { redrive: ["Redrive"], cancel: ["Cancel"], release: ["Release", "by force"] }[action];
+  return [words[0], tasks, words[1]].filter(Boolean).join(" ");
+}
 
 const EFFECTS: Record<TaskAction, string> = {
   redrive: "They become pending again, with all their attempts before them, and are delivered anew.",
   cancel: "They are withdrawn: nobody gets them any more. What a consumer has begun is not undone.",
   release:
-    "The claims end at once and the tasks become pending again. A consumer that still works on one of them is not " +
-    "asked: the task may then be handled twice.",
+    "The claims end at once and the tasks become pending again. If a consumer still works on one of them, that task " +
+    "may be handled twice.",
 };
 
 const ONE: Record<TaskAction, string> = {
@@ -59,10 +60,6 @@ export function actionsOn(state: StateWord): TaskAction[] {
   }
 }
 
-export function verbOf(action: TaskAction): string {
-  return VERBS[action];
-}
-
 /** An action on tasks that were named. */
 export function onTasks(where: Where, action: TaskAction, ids: string[]): Plan {
   const [only] = ids;
@@ -70,8 +67,8 @@ export function onTasks(where: Where, action: TaskAction, ids: string[]): Plan {
   const what = one ? `task ${only}` : counted(ids.length, "task");
   return {
     ...plan(where, action, ids, null),
-    verb: VERBS[action],
-    title: `${VERBS[action]}: ${what}?`,
+    verb: phrase(action),
+    title: phrase(action, what),
     sentences: [`${one ? "The task is" : "The tasks are"} in ${place(where)}.`, one ? ONE[action] : EFFECTS[action]],
     danger: action !== "redrive",
     count: ids.length,
@@ -89,8 +86,8 @@ export function onAll(where: Where, action: TaskAction, selection: Selection, co
   const many = count === null ? `all ${kind} tasks that match` : counted(count, `${kind} task`);
   return {
     ...plan(where, action, null, selection),
-    verb: VERBS[action],
-    title: `${VERBS[action]}: ${many}?`,
+    verb: phrase(action),
+    title: phrase(action, many),
     sentences: [
       limits.length
         ? `These are the ${kind} tasks of ${place(where)} with ${limits.join(" and ")}.`
@@ -107,7 +104,7 @@ export function pause(where: Where): Plan {
   return {
     ...plan(where, "pause", null, null),
     verb: "Pause",
-    title: `Pause ${where.queue}?`,
+    title: `Pause ${where.queue}`,
     sentences: [
       `No consumer claims tasks of ${place(where)} until somebody resumes it.`,
       "Tasks can still be enqueued, and what is in hand goes on.",
@@ -121,7 +118,7 @@ export function resume(where: Where): Plan {
   return {
     ...plan(where, "resume", null, null),
     verb: "Resume",
-    title: `Resume ${where.queue}?`,
+    title: `Resume ${where.queue}`,
     sentences: [`Consumers claim tasks of ${place(where)} again, at once.`],
     danger: false,
     count: null,
@@ -132,7 +129,7 @@ export function cleanUp(where: Where): Plan {
   return {
     ...plan(where, "clean", null, null),
     verb: "Clean up now",
-    title: `Clean up ${where.queue} now?`,
+    title: `Clean up ${where.queue} now`,
     sentences: [
       `What has ended in ${place(where)} and is older than its configuration keeps it is deleted.`,
       "Dead consumers are removed, and their tasks become pending again.",

@@ -16,7 +16,7 @@ export interface Resource<T> {
 
 /**
  * `key`: what is read; another key is another thing, and the old value goes. `version`: changes when what is read may
- * have changed. A tab that nobody sees reads nothing until it is seen.
+ * have changed; undefined until it is known. A tab that nobody sees reads nothing until it is seen.
  */
 export function useResource<T>(key: string, version: unknown, read: (abort: AbortSignal) => Promise<T>): Resource<T> {
   const [state, setState] = useState<{ key: string; value?: T; error?: ApiError | undefined }>({ key });
@@ -74,10 +74,11 @@ export function useResource<T>(key: string, version: unknown, read: (abort: Abor
     };
   }, [key]);
 
-  const first = useRef(true);
+  const known = useRef(version);
   useEffect(() => {
-    if (first.current) first.current = false;
-    else request.current();
+    // The first version that is told may be older than what was read.
+    if (known.current !== undefined && known.current !== version) request.current();
+    known.current = version;
   }, [version]);
 
   const mine = state.key === key;

@@ -42,13 +42,9 @@ export function relative(at: string, from: number): string {
 }
 
 const full = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
-const clock = new Intl.DateTimeFormat(undefined, {
-  hour: "2-digit",
-  minute: "2-digit",
-  second: "2-digit",
-  fractionalSecondDigits: 3,
-  hourCycle: "h23",
-});
+const clockOptions = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" } as const;
+const clock = new Intl.DateTimeFormat(undefined, clockOptions);
+const preciseClock = new Intl.DateTimeFormat(undefined, { ...clockOptions, fractionalSecondDigits: 3 });
 const dated = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", year: "numeric" });
 
 /** A time with its zone, as the local calendar has it. */
@@ -56,10 +52,10 @@ export function absolute(at: string): string {
   return full.format(Date.parse(at));
 }
 
-/** The time of day; with the date, unless that is `today` (milliseconds since 1970). */
-export function timeOfDay(at: string, today: number): string {
+/** The time of day; with the date, unless that is `today` (milliseconds since 1970). `precise`: with milliseconds. */
+export function timeOfDay(at: string, today: number, precise: boolean): string {
   const date = Date.parse(at);
-  const text = clock.format(date);
+  const text = (precise ? preciseClock : clock).format(date);
   return new Date(date).toDateString() === new Date(today).toDateString() ? text : `${dated.format(date)}, ${text}`;
 }
 

@@ -108,8 +108,15 @@ export interface Day {
   day: string;
   finished: number;
   dead: number;
-  wait_p50: number | null;
+  wait_mean: number | null;
+  /** Of the day's worst hour. */
   wait_p95: number | null;
+}
+
+/** `note`: why there are none. */
+export interface Days {
+  days: Day[] | null;
+  note: string | null;
 }
 
 export interface QueueDetail {
@@ -119,8 +126,6 @@ export interface QueueDetail {
   configuration: Record<string, unknown>;
   minutes: Minute[];
   wait: { p50: number; p95: number; sample: number } | null;
-  days: Day[] | null;
-  days_note: string | null;
 }
 
 export interface TaskSummary {
@@ -245,4 +250,4 @@ export interface Refusal {
 export type ActionLine =
   | { of: number }
   | { done: number; refused: Refusal[] }
-  | { over: true; done: number; refused: number; message: string };
+  | { over: true; done: number; refused: number; message: string; error?: boolean };

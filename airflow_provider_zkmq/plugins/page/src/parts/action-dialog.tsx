@@ -9,11 +9,11 @@ import { count, counted } from "../wording";
 /** So many refusals are listed. */
 const MOST = 100;
 
-const asked = signal<Plan | null>(null);
+const current = signal<Plan | null>(null);
 
-/** Asks the user whether to do it. */
-export function ask(plan: Plan): void {
-  asked.value = plan;
+/** Opens the dialog: the user says whether it is done. */
+export function openDialog(plan: Plan): void {
+  current.value = plan;
 }
 
 interface Progress {
@@ -30,7 +30,7 @@ interface Progress {
 const NOTHING: Progress = { of: null, done: 0, refused: 0, refusals: [], message: null, failure: null };
 
 export function ActionDialog() {
-  const plan = asked.value;
+  const plan = current.value;
   // A dialog of its own for each plan: nothing of the one before it is left.
   return plan && <Dialog key={JSON.stringify(plan)} plan={plan} />;
 }
@@ -38,7 +38,7 @@ export function ActionDialog() {
 function Dialog({ plan }: { plan: Plan }) {
   const element = useRef<HTMLDialogElement>(null);
   const abort = useRef(new AbortController());
-  const [phase, setPhase] = useState<"asking" | "running" | "over">("asking");
+  const [phase, setPhase] = useState<"confirming" | "running" | "over">("confirming");
   const [progress, setProgress] = useState(NOTHING);
 
   useEffect(() => {
@@ -55,7 +55,7 @@ function Dialog({ plan }: { plan: Plan }) {
   }, []);
 
   const close = () => {
-    asked.value = null;
+    current.value = null;
   };
 
   const run = async () => {
@@ -66,8 +66,10 @@ function Dialog({ plan }: { plan: Plan }) {
     try {
       for await (const line of act(plan.connection, plan.request, abort.current.signal)) {
         if ("of" in line) seen = { ...seen, of: line.of };
-        else if ("over" in line) seen = { ...seen, done: line.done, refused: line.refused, message: line.message };
-        else
+        else if ("over" in line) {
+          const { done, refused, message, error } = line;
+          seen = { ...seen, done, refused, message: error ? "" : message, failure: error ? message : null };
+        } else
           seen = {
             ...seen,
             done: seen.done + line.done,
@@ -98,14 +100,15 @@ function Dialog({ plan }: { plan: Plan }) {
     >
       <h2 id="dialog-title" tabIndex={-1}>
         {plan.title}
+        {phase === "confirming" && "?"}
       </h2>
       <div id="dialog-text" class="dialog-text">
-        {phase === "asking" && plan.sentences.map((sentence) => <p key={sentence}>{sentence}</p>)}
+        {phase === "confirming" && plan.sentences.map((sentence) => <p key={sentence}>{sentence}</p>)}
         {phase === "running" && <Running progress={progress} />}
         {phase === "over" && <Over plan={plan} progress={progress} />}
       </div>
       <div class="dialog-buttons">
-        {phase === "asking" && (
+        {phase === "confirming" && (
           <>
             <button type="button" class="button" onClick={close}>
               {plan.request.action === "cancel" ? "Keep" : "Cancel"}

@@ -3,7 +3,7 @@
 import { loggedOut } from "../api";
 import { loginHref, openBy } from "../frame";
 import type { LiveConnection } from "../live";
-import { Since } from "./ago";
+import { At } from "./ago";
 
 /** Whether what is shown of a connection may be old. */
 export function isAway(connection: LiveConnection): boolean {
@@ -19,8 +19,10 @@ export function Banners({ connections }: { connections: readonly LiveConnection[
         <LoggedOut />
       ) : away ? (
         <p class="banner tone-bad">
-          <b>Airflow's server does not answer</b> since <Since at={away.serverAway.value} />. What you see may be old.
-          The page goes on by itself when the server is back.
+          <b>
+            Airflow's server has not answered since <At at={away.serverAway.value} />.
+          </b>{" "}
+          What you see may be old. The page goes on by itself when the server is back.
         </p>
       ) : (
         cut.map((each) => <Cut key={each.id} connection={each} />)
@@ -33,14 +35,18 @@ function Cut({ connection }: { connection: LiveConnection }) {
   const { error, since } = connection.zookeeper.value;
   return (
     <p class="banner tone-bad">
-      <b>ZooKeeper of {connection.id} is away</b>
-      {since && (
-        <>
-          {" "}
-          since <Since at={since} />
-        </>
-      )}
-      : {error ?? "no connection"}. What you see of it is old. The page goes on by itself when ZooKeeper is back.
+      <b>
+        ZooKeeper of {connection.id} has been away
+        {since && (
+          <>
+            {" "}
+            since <At at={since} />
+          </>
+        )}
+        .
+      </b>{" "}
+      {error ? `The last error: ${error.replace(/\.$/, "")}. ` : ""}What you see of it is old. The page goes on by
+      itself when ZooKeeper is back.
     </p>
   );
 }

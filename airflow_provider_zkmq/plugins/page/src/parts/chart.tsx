@@ -69,14 +69,15 @@ function settings(element: HTMLElement, title: string, colour: string): uPlot.Op
       { ...axis, size: 48, values: (_plot, ticks) => ticks.map((tick) => rate(tick)) },
     ],
     series: [
-      { label: "At", value: (_plot, at) => (at === null ? "–" : hourAndMinute(at)) },
+      // Until somebody points at a minute, the last one is told.
+      { label: "At", value: (plot, at) => hourAndMinute(at ?? plot.data[0].at(-1) ?? 0) },
       {
         label: title,
         stroke: line,
         fill: `color-mix(in oklch, ${line} 14%, transparent)`,
         width: 1.5,
         points: { show: false },
-        value: (_plot, value) => rate(value),
+        value: (plot, value, _series, index) => rate(index === null ? (plot.data[1]?.at(-1) ?? null) : value),
       },
     ],
   };

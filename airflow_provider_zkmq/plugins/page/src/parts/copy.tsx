@@ -19,21 +19,21 @@ interface CopyOptions {
 }
 
 export function CopyButton({ text, what, select }: CopyOptions) {
-  const [told, tell] = useState("");
+  const [feedback, setFeedback] = useState("");
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
-      tell("Copied");
+      setFeedback("Copied");
     } catch {
       const element = select?.();
       if (element) window.getSelection()?.selectAllChildren(element);
-      tell(element ? "Selected" : "Not allowed");
+      setFeedback(element ? "Selected" : "Not allowed");
     }
-    setTimeout(() => tell(""), 2_000);
+    setTimeout(() => setFeedback(""), 2_000);
   };
   return (
     <button type="button" class="button small" onClick={copy} aria-label={`Copy the ${what}`}>
-      <span aria-live="polite">{told || "Copy"}</span>
+      <span aria-live="polite">{feedback || "Copy"}</span>
     </button>
   );
 }

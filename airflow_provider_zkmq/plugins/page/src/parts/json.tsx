@@ -24,13 +24,22 @@ export function parseJson(text: string): { value: unknown } | undefined {
   }
 }
 
+/** Characters that turn or hide the text around them. */
+const INVISIBLE = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+/** A text as JSON, with what is invisible spelt as escapes. */
+function spelled(text: string): string {
+  const asEscape = (character: string) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return JSON.stringify(text).replace(INVISIBLE, asEscape);
+}
+
 export function JsonTree({ value }: { value: unknown }) {
   return <Value value={value} level={0} />;
 }
 
 function Value({ value, level, name }: { value: unknown; level: number; name?: ComponentChildren }) {
   if (value instanceof Spelt) return <Leaf name={name} kind="number" text={value.text} />;
-  if (typeof value === "string") return <Leaf name={name} kind="string" text={JSON.stringify(value)} />;
+  if (typeof value === "string") return <Leaf name={name} kind="string" text={spelled(value)} />;
   if (value === null || typeof value !== "object") return <Leaf name={name} kind="word" text={String(value)} />;
   return <Fold value={value} level={level} name={name} />;
 }
@@ -65,7 +74,7 @@ function Fold({ value, level, name }: { value: object; level: number; name: Comp
               key={key}
               value={member}
               level={level + 1}
-              name={<span class="json-key">{list ? `${key}: ` : `${JSON.stringify(key)}: `}</span>}
+              name={<span class="json-key">{list ? `${key}: ` : `${spelled(key)}: `}</span>}
             />
           ))}
           {hidden > 0 && (

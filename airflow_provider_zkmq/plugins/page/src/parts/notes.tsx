@@ -51,12 +51,12 @@ export function Failed({ title, error, retry }: { title?: string; error: ApiErro
   );
 }
 
-/** Beside old data: the newer could not be read. */
-export function Stale({ error }: { error: ApiError | undefined }) {
-  if (!error || error.status === 401) return null;
+/** Beside old data: the newer could not be read. `explained`: a banner says why. */
+export function Stale({ error, explained = false }: { error: ApiError | undefined; explained?: boolean }) {
+  if (!error || error.status === 401 || explained) return null;
   return (
     <p class="notice tone-warn" role="status">
-      {error.message} What you see may be old.
+      {error.message.replace(/\.?$/, ".")} What you see may be old.
     </p>
   );
 }

@@ -3,17 +3,17 @@ import type { ComponentChildren } from "preact";
 
 interface Options {
   title: string;
-  aside?: ComponentChildren;
+  extra?: ComponentChildren;
   children: ComponentChildren;
 }
 
-export function Section({ title, aside, children }: Options) {
+export function Section({ title, extra, children }: Options) {
   return (
     <section class="section" aria-label={title}>
       <header class="section-head">
         <h2>{title}</h2>
         <span class="grow" />
-        {aside}
+        {extra}
       </header>
       {children}
     </section>

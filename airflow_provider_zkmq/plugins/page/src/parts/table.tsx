@@ -14,13 +14,17 @@ interface TableOptions {
   columns: readonly Column[];
   children: ComponentChildren;
   class?: string;
+  /** It stays a table on a narrow screen, and scrolls in its box. */
+  flat?: boolean;
 }
 
 // The roles are written out since a table that is laid out as cards loses those it has by itself.
-export function Table({ label, columns, children, class: name = "" }: TableOptions) {
+export function Table({ label, columns, children, class: name = "", flat = false }: TableOptions) {
+  // What scrolls must be reached by the keyboard; in other tables there are links.
+  const scrolls = flat ? ({ tabIndex: 0, role: "group", "aria-label": label } as const) : {};
   return (
-    <div class="table-box">
-      <table role="table" aria-label={label} class={`table ${name}`}>
+    <div class="table-box" {...scrolls}>
+      <table role="table" aria-label={label} class={`table ${flat ? "" : "cards"} ${name}`}>
         <thead role="rowgroup">
           <tr role="row">
             {columns.map((column, at) => (

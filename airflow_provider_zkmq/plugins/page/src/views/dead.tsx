@@ -1,8 +1,9 @@
 /** The dead letters of a queue, grouped by what went wrong. */
 import * as api from "../api";
 import type { LiveConnection } from "../live";
-import { ask } from "../parts/action-dialog";
+import { openDialog } from "../parts/action-dialog";
 import { Ago } from "../parts/ago";
+import { isAway } from "../parts/banners";
 import { ErrorText } from "../parts/error-text";
 import { Link } from "../parts/link";
 import { Empty, Failed, Loading, Stale } from "../parts/notes";
@@ -38,13 +39,13 @@ export function Dead({ connection, queue }: { connection: LiveConnection; queue:
           <button
             type="button"
             class="button solid"
-            onClick={() => ask(plans.onAll(where, "redrive", selectionOf(null), total))}
+            onClick={() => openDialog(plans.onAll(where, "redrive", selectionOf(null), total))}
           >
             Redrive all {count(total)}
           </button>
         )}
       </div>
-      <Stale error={found.error} />
+      <Stale error={found.error} explained={isAway(connection)} />
       {!groups ? (
         <Loading what="dead letters" />
       ) : groups.length ? (
@@ -98,7 +99,7 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
                       type="button"
                       class="button"
                       aria-label={`Redrive ${counted(group.count, "task")} with the error ${group.error.slice(0, 80)}`}
-                      onClick={() => ask(plans.onAll(where, "redrive", selectionOf(group.error), group.count))}
+                      onClick={() => openDialog(plans.onAll(where, "redrive", selectionOf(group.error), group.count))}
                     >
                       Redrive
                     </button>,

@@ -13,7 +13,7 @@ import { Sparkline } from "../parts/sparkline";
 import { type Column, Row, Table } from "../parts/table";
 import { go, type Place, place } from "../router";
 import type { QueueRow, StateWord, TroubleKind } from "../types";
-import { count, counted, countOf, rate } from "../wording";
+import { count, counted, countOf, rate, titleOf } from "../wording";
 
 const COLUMNS: readonly Column[] = [
   { head: "Queue", kind: "main", label: "" },
@@ -29,6 +29,9 @@ const COLUMNS: readonly Column[] = [
 ];
 
 const SEVERITY: readonly TroubleKind[] = ["dead", "hung", "paused", "unaccepted", "unconsumed", "late"];
+
+/** Made once: comparing by a locale and options makes one for each pair. */
+const byName = new Intl.Collator(undefined, { numeric: true });
 
 interface Item {
   connection: LiveConnection;
@@ -85,7 +88,7 @@ function sorted(connections: readonly LiveConnection[]): ReadonlySignal<readonly
       (one, other) =>
         one.key - other.key ||
         other.row.peek().counts.dead - one.row.peek().counts.dead ||
-        one.row.peek().queue.localeCompare(other.row.peek().queue, undefined, { numeric: true }) ||
+        byName.compare(one.row.peek().queue, other.row.peek().queue) ||
         one.connection.id.localeCompare(other.connection.id),
     );
     const same = items.length === before.length && items.every((item, index) => item.row === before[index]?.row);
@@ -154,7 +157,7 @@ function OverviewRow({ connection, row, several }: Item & { several: boolean }) 
     <Count
       value={countOf(it.counts, state)}
       to={{ ...to, view: "tasks", state }}
-      title={`${state} tasks of ${it.queue}`}
+      title={`${titleOf(state)} tasks of ${it.queue}`}
     />
   );
   const troubles = it.troubles.filter(({ kind }) => kind !== "paused" || !it.paused);

@@ -3,9 +3,10 @@ import type { ComponentChildren } from "preact";
 import { useMemo } from "preact/hooks";
 import * as api from "../api";
 import type { LiveConnection } from "../live";
-import { ask } from "../parts/action-dialog";
+import { openDialog } from "../parts/action-dialog";
 import { Ago, Since } from "../parts/ago";
 import { Badge } from "../parts/badge";
+import { isAway } from "../parts/banners";
 import { Chart } from "../parts/chart";
 import { Command } from "../parts/copy";
 import { Link } from "../parts/link";
@@ -44,17 +45,17 @@ export function Queue({ connection, queue, at }: { connection: LiveConnection; q
             <button
               type="button"
               class="button"
-              onClick={() => ask(row.paused ? plans.resume(where) : plans.pause(where))}
+              onClick={() => openDialog(row.paused ? plans.resume(where) : plans.pause(where))}
             >
               {row.paused ? "Resume" : "Pause"}
             </button>
-            <button type="button" class="button" onClick={() => ask(plans.cleanUp(where))}>
+            <button type="button" class="button" onClick={() => openDialog(plans.cleanUp(where))}>
               Clean up now
             </button>
           </span>
         )}
       </div>
-      <Stale error={detail.error} />
+      <Stale error={detail.error} explained={isAway(connection)} />
       {row.error && <p class="notice tone-bad">{row.error}</p>}
       <Troubles row={row} />
       <Tiles row={row} at={at} />
@@ -124,14 +125,14 @@ function Details({ detail, where }: { detail: QueueDetail; where: { connection: 
   return (
     <>
       <LastHour minutes={detail.minutes} wait={detail.wait} />
-      <Section title="Lanes" aside={<span class="muted">What is pending, by priority and filters</span>}>
+      <Section title="Lanes" extra={<span class="muted">What is pending, by priority and filters</span>}>
         <Lanes lanes={detail.lanes} where={where} />
       </Section>
-      <Section title="Consumers" aside={<span class="muted">{counted(detail.consumers.length, "consumer")}</span>}>
+      <Section title="Consumers" extra={<span class="muted">{counted(detail.consumers.length, "consumer")}</span>}>
         <Consumers consumers={detail.consumers} where={where} />
       </Section>
       <Section title="Days">
-        <Days days={detail.days} note={detail.days_note} />
+        <Days connection={where.connection} queue={where.queue} />
       </Section>
       <Section title="Configuration">
         <Configuration values={detail.configuration} />
@@ -154,7 +155,7 @@ function LastHour({ minutes, wait }: { minutes: Minute[]; wait: QueueDetail["wai
     />
   );
   return (
-    <Section title="The last hour" aside={waits}>
+    <Section title="The last hour" extra={waits}>
       {minutes.length ? (
         <div class="charts">
           <Chart

@@ -1,9 +1,10 @@
 /** A task's story: what it is, what happened to it, why nobody takes it, what it carries. */
 import * as api from "../api";
 import type { LiveConnection } from "../live";
-import { ask } from "../parts/action-dialog";
+import { openDialog } from "../parts/action-dialog";
 import { Ago } from "../parts/ago";
 import { Badge, FilterChips, StateBadge } from "../parts/badge";
+import { isAway } from "../parts/banners";
 import { ErrorText } from "../parts/error-text";
 import { JsonTree } from "../parts/json";
 import { AirflowLink, Link } from "../parts/link";
@@ -50,15 +51,15 @@ export function Task({ connection, queue, task: id }: Options) {
                 key={action}
                 type="button"
                 class={`button ${action === "redrive" ? "solid" : ""}`}
-                onClick={() => ask(plans.onTasks(where, action, [task.id]))}
+                onClick={() => openDialog(plans.onTasks(where, action, [task.id]))}
               >
-                {plans.verbOf(action)}
+                {plans.phrase(action)}
               </button>
             ))}
           </span>
         )}
       </div>
-      <Stale error={story.error} />
+      <Stale error={story.error} explained={isAway(connection)} />
       {task.state === "dead" && task.error && (
         <div class="notice tone-bad">
           <ErrorText text={task.error} />

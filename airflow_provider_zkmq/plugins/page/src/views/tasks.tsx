@@ -2,7 +2,8 @@
 import { useEffect, useState } from "preact/hooks";
 import * as api from "../api";
 import type { LiveConnection } from "../live";
-import { ask } from "../parts/action-dialog";
+import { openDialog } from "../parts/action-dialog";
+import { isAway } from "../parts/banners";
 import { Link } from "../parts/link";
 import { Empty, Failed, Loading, Stale } from "../parts/notes";
 import { Row, Table } from "../parts/table";
@@ -48,7 +49,7 @@ export function Tasks({ connection, queue, at }: Options) {
         )}
       </nav>
       <FilterForm key={place} at={at} />
-      <Pages key={`${place} `} connection={connection} queue={queue} at={at} />
+      <Pages key={place} connection={connection} queue={queue} at={at} />
     </>
   );
 }
@@ -88,7 +89,7 @@ function Pages({ connection, queue, at }: Options) {
   };
   return (
     <>
-      <Stale error={page.error} />
+      <Stale error={page.error} explained={isAway(connection)} />
       {actions.length > 0 && tasks.length > 0 && (
         <ActionBar {...{ connection, queue, at, state, actions, selected }} total={row && countOf(row.counts, state)} />
       )}
@@ -203,9 +204,9 @@ function ActionBar(
           type="button"
           class="button"
           disabled={!selected.size}
-          onClick={() => ask(plans.onTasks(where, action, [...selected]))}
+          onClick={() => openDialog(plans.onTasks(where, action, [...selected]))}
         >
-          {plans.verbOf(action)}
+          {plans.phrase(action)}
         </button>
       ))}
       <span class="grow" />
@@ -217,9 +218,9 @@ function ActionBar(
             key={action}
             type="button"
             class="button"
-            onClick={() => ask(plans.onAll(where, action, selection, filtered ? null : (total ?? null)))}
+            onClick={() => openDialog(plans.onAll(where, action, selection, filtered ? null : (total ?? null)))}
           >
-            {plans.verbOf(action)} all {filtered ? "that match" : titleOf(state).toLowerCase()}
+            {plans.phrase(action, filtered ? "all that match" : `all ${titleOf(state).toLowerCase()}`)}
           </button>
         ))}
     </div>

@@ -1,8 +1,8 @@
 /** What happened to a task, from its enqueue to its end. */
 import type { ComponentChildren } from "preact";
-import { Ago, Since } from "../parts/ago";
+import { Ago, At, Since } from "../parts/ago";
 import { ErrorText } from "../parts/error-text";
-import { absolute, between, now, span, timeOfDay } from "../time";
+import { between, span } from "../time";
 import type { Attempt, TaskDetail } from "../types";
 
 /** How an outcome looks. What is not listed here is drawn as neither good nor bad. */
@@ -52,13 +52,11 @@ function Delivery({ delivery, free }: { delivery: Attempt; free: string | null }
       tone={TONES[outcome] ?? "none"}
       title={`Delivery ${attempt}: ${running ? "in hand" : outcome}`}
     >
-      <p>
-        {consumer && (
-          <>
-            by <span class="mono">{consumer}</span>
-          </>
-        )}
-      </p>
+      {consumer && (
+        <p>
+          by <span class="mono">{consumer}</span>
+        </p>
+      )}
       <p class="muted">
         {wait !== null && wait >= 0 && `waited ${span(wait)}`}
         {run !== null && `, ran ${span(run)}`}
@@ -117,9 +115,7 @@ function Event({ at, tone, title, children }: EventOptions) {
         <b>{title}</b>
         {at && (
           <>
-            <time dateTime={at} title={absolute(at)}>
-              {timeOfDay(at, now.peek())}
-            </time>
+            <At at={at} precise />
             <span class="muted">
               <Ago at={at} />
             </span>
