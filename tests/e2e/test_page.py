@@ -129,7 +129,7 @@ def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Ai
     eventually(lambda: queue.counts()["inserted"] == 1)
     queue.worker(lambda task: task.data).run(until_empty=True)
     page = admin.queues("connection=zkmq_default&queue=orders&view=tasks&state=finished")
-    expect(page.get_by_role("checkbox")).to_have_count(3)  # two tasks, and the one for all of them
+    expect(page.get_by_role("row")).to_have_count(3)  # two tasks, and the head
 
 
 def test_the_tasks_of_a_task_instance_are_shown_beside_it(airflow: Airflow, admin: Visit) -> None:
@@ -218,5 +218,5 @@ def test_zookeeper_away_is_a_banner_and_then_life_goes_on(airflow: Airflow, admi
         expect(row).to_be_visible()
     finally:
         airflow.server.restart(0)
-    eventually(lambda: bool(queue.enqueue_many([b"x"] * 41)), within=LONG)
+    eventually(lambda: bool(queue.enqueue_many([Message(b"x")] * 41)), within=LONG)
     expect(row.get_by_text("42", exact=True)).to_be_visible()
