@@ -66,7 +66,11 @@ def worker(
     _check(handler, command, threads, lease, pass_credentials=pass_credentials, transactional=transactional)
     if until_empty and not threads:
         raise UsageError("--until-empty does not go with --threads 0, which empties nothing")
-    worker_logs.set_up(as_json=log_json, verbose=verbose)
+    if worker_signals.on_trial():
+        if handler is not None:
+            load(handler)
+        return 0
+    worker_logs.set_up(as_json=log_json, verbose=verbose, queue=queue)
     settings: dict[str, Any] = {
         **wanted(node, filter_method, selector),
         "threads": threads,
