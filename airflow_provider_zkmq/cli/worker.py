@@ -61,7 +61,7 @@ def worker(
     """Handle tasks until told to stop; with -v the log has tracebacks, too."""
     from .. import worker_logs, worker_process
 
-    worker_logs.set_up(as_json=log_json, verbose=cli.verbose)
+    worker_logs.set_up(as_json=log_json, verbose=cli.verbose, queue=queue)
     connect = partial(cli.client, gc=not no_gc, seconds=PATIENT)
     secret = frozenset(filter(None, [cli.tls_key_password_env]))
     done = worker_process.run(connect, queue, secret=secret, **wanted.arguments(), **vars(work))

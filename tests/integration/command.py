@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -92,10 +93,12 @@ def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") ->
 def _logging_as_it_was() -> Iterator[None]:
     """A command sets up logging for the process, which is not its own here."""
     ours, kazoo = (logging.getLogger(name) for name in ("airflow_provider_zkmq", "airflow_provider_zkmq.kazoo"))
-    level, propagate = ours.level, kazoo.propagate
+    level, propagate, thread_hook = ours.level, kazoo.propagate, threading.excepthook
     try:
         yield
     finally:
+        logging.captureWarnings(capture=False)
+        threading.excepthook = thread_hook
         ours.setLevel(level)
         kazoo.propagate = propagate
 

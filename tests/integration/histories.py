@@ -62,11 +62,18 @@ class Histories:
             for number in range(1, attempts + 1):
                 began = now + chance.choice((0, 5, chance.randrange(HOUR), chance.randrange(9 * HOUR)))
                 now = began + chance.choice((0, 1, chance.randrange(HOUR // 4), chance.randrange(3 * HOUR)))
+                if chance.random() < 0.1:
+                    past.append(self._revoked(number, now))
+                    now = past[-1]["ended"]
                 outcome = chance.choice(("failed", "rescued")) if number < attempts or state == "dead" else state
                 last = {"number": number, "consumer": chance.choice(CONSUMERS), "claimed": began, "ended": now}
                 last |= {"outcome": outcome, "error": None if outcome == "finished" else f"error {number}"}
                 if outcome != "finished":
                     past.append(last)
+            if state == "cancelled" and attempts and chance.random() < 0.5:  # pending, after two deliveries
+                last["outcome"] = "failed"
+                past.append(self._revoked(2, now))
+                now = past[-1]["ended"]
             done = state == "finished"
             run = {"id": task_id, "state": state, "attempt": attempts, "priority": 0, "filters": filters}
             told = {"consumer": last["consumer"] if done else None, "error": last["error"] if state == "dead" else None}
@@ -75,6 +82,11 @@ class Histories:
             if done:  # a later run of the id tells of it, with a time of its own
                 past.append(last | {"ended": last["ended"] + chance.choice((0, 3))})
             now += 1 + chance.randrange(HOUR)
+
+    def _revoked(self, number: int, now: int) -> dict[str, Any]:
+        """A delivery that an operator took away: it counts as no attempt."""
+        known = {"number": number, "consumer": self.chance.choice(CONSUMERS), "outcome": "revoked", "error": None}
+        return known | {"claimed": now + 1, "ended": now + 1 + self.chance.randrange(HOUR)}
 
     def number(self, rows: list[dict[str, Any]], first: int) -> None:
         """Give rows their versions, in their order, from `first` on."""
@@ -106,7 +118,8 @@ def runs_by_pandas(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """What silver's runs should be, as far as gold needs them."""
     runs = []
     for row in rows:
-        own = row["history"][-1] if row["history"] and row["history"][-1]["number"] == row["attempt"] else {}
+        counted = [each for each in row["history"] if each["outcome"] != "revoked"]
+        own = counted[-1] if counted and counted[-1]["number"] == row["attempt"] else {}
         claimed = row["claimed"] if row["claimed"] is not None else own.get("claimed")
         ran = row["ended"] - claimed if row["claimed"] is not None else own.get("ended", 0) - own.get("claimed", 0)
         kept = {"task_id": row["id"], "class": spelt(row["filters"]), "claimed": claimed}
@@ -185,6 +198,6 @@ def consumers_by_pandas(deliveries: pd.DataFrame) -> dict[tuple[str, int], dict[
             here = each["ended"] // HOUR == hour
             row["deliveries"] += here
             row["finished"] += here and each["outcome"] == "finished"
-            row["failed"] += here and each["outcome"] not in {"finished", "cancelled"}
+            row["failed"] += here and each["outcome"] not in {"finished", "cancelled", "revoked"}
             row["busy_ms"] += min(each["ended"], (hour + 1) * HOUR) - max(each["claimed"], hour * HOUR)
     return {key: row | {"utilisation": row["busy_ms"] / HOUR} for key, row in table.items()}

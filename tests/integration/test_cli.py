@@ -514,6 +514,22 @@ def test_a_claim_whose_lease_has_ended_says_so_wherever_it_is_listed(cli: Cli, q
     assert cli.ask("status q")["claims"] == []
 
 
+def test_a_release_by_force_stands_in_the_history(cli: Cli, queue: Queue) -> None:
+    """Who had the task, from when to when, and that this delivery counts as no attempt."""
+    task_id = queue.enqueue("x")
+    for _ in range(2):
+        claim = cli.ask("claim q --lease 1h")
+        cli.ask(f"release q {task_id} --force")
+    task = cli.ask(f"show q {task_id}")
+    assert task["attempt"] == 0
+    for past in task["history"]:
+        assert (past["outcome"], past["attempt"], past["error"]) == ("revoked", 1, None)
+        assert past["claimed_at"] <= past["ended_at"]
+    assert len({past["consumer"] for past in task["history"]}) == 2
+    assert claim["id"] == task_id
+    assert len(re.findall(r"1 +revoked +\S+", cli.told(f"show q {task_id}"))) == 2
+
+
 def test_watch_answers_again_and_again_until_ctrl_c(cli: Cli, queue: Queue) -> None:
     """In a pipe one answer a line, each as it is then."""
     with cli.background("status", "q", "--watch", "--interval", "50ms", "--json") as process:

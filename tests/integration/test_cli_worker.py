@@ -207,7 +207,7 @@ def test_ctrl_c_finishes_what_is_in_hand_and_a_second_one_stops_now(cli: Cli, qu
         assert process.stderr
         lines = [process.stderr.readline().decode() for _ in range(3)]
         assert "metrics and health are served at 127.0.0.1:" in lines[0]
-        assert "finishing what is in hand, at most 30 s; Ctrl-C again stops now" in lines[2]
+        assert "finishing 1 task, at most 30 s; Ctrl-C again to stop now" in lines[2]
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -22,7 +23,7 @@ from airflow_provider_zkmq.engine import (
     Zkmq,
 )
 from tests.integration.clients import end_session
-from tests.integration.working import handled, work
+from tests.integration.working import handled, in_time, work
 from tests.support import eventually
 
 
@@ -70,6 +71,31 @@ def test_an_exception_that_the_policy_names_is_final(q: Queue, zk: Zkmq) -> None
     }
     with pytest.raises(ConfigError, match="exception classes"):
         RetryPolicy(final=(int,))
+
+
+def test_a_task_that_is_taken_away_is_told_while_its_handler_is_at_work(
+    q: Queue, front: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a line of the log, whoever else is idle; what the handler returns then is told no more."""
+    words, calls = (
+        "it was taken from this worker (cancelled, released by force, deleted, or its lease ended)",
+        iter("12"),
+    )
+    task = q.enqueue(b"x")
+
+    def handler(_running: Any) -> None:
+        if next(calls) == "1":
+            q.revoke(task)
+            eventually(lambda: words in caplog.text)
+
+    with caplog.at_level(logging.INFO, "airflow_provider_zkmq"):
+        worker = work(front, handler, threads=2, prefetch=0, limit=2)
+        in_time(worker.run)
+    assert q.task(task).attempt == 1
+    assert [each.outcome for each in q.task(task).history] == ["revoked", "finished"]
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == [
+        f"queue 'census', task '{task}': {words}"
+    ]
 
 
 def test_a_running_handler_reports_progress_and_learns_of_a_cancellation(q: Queue, front: Any) -> None:

@@ -9,6 +9,7 @@ import pty
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_each_thing_is_one_line_of_the_log(cli: Cli, queue: Queue, tmp_path: Pat
         assert failed.endswith(f"WARNING queue 'q', task '{bad}': attempt 1 of 2 failed, again in 0.3 s: {words}")
         assert dead.endswith(f"ERROR queue 'q', task '{bad}': dead: attempt 2 of 2 failed: {words}")
         assert len(log.lines("Traceback")) == (2 if option else 0)
-        assert log.lines("finishing what is in hand, at most 30 s; Ctrl-C again stops now")
+        assert log.lines("ending: nothing is in hand")
 
 
 def test_a_log_in_json_names_queue_task_and_attempt(cli: Cli, queue: Queue, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_a_log_in_json_names_queue_task_and_attempt(cli: Cli, queue: Queue, tmp_
         queue.wait([bad], timeout=LIMIT_S)
         log.await_lines("dead: ")
     entries = log.entries()
-    assert all(entry.keys() >= {"time", "level", "message"} for entry in entries)
+    assert all(entry.keys() >= {"time", "level", "message"} and entry["queue"] == "q" for entry in entries)
     assert all(began <= datetime.fromisoformat(entry["time"]) <= datetime.now(UTC) for entry in entries)
     assert entries[0]["message"].startswith("worker started")
     assert entries[0]["queue"] == "q"
@@ -122,6 +123,168 @@ def test_a_lost_connection_and_its_return_are_told(cli: Cli, queue: Queue, tmp_p
             (back,) = log.await_lines("connected to ZooKeeper again after")
             assert "with the same session" in back
             queue.wait([queue.enqueue("x")], timeout=LIMIT_S)
+    assert [entry["queue"] for entry in log.entries()] == ["q"] * 4
+
+
+NOISY = """
+import logging, os, sys, threading, warnings
+
+def fail():
+    raise ValueError("in a thread")
+
+class Untold:
+    def __repr__(self):
+        raise ValueError("no words")
+
+def handle(task):
+    warnings.warn("mind the gap")
+    thread = threading.Thread(target=fail, name="mine")
+    thread.start()
+    thread.join()
+    logging.getLogger("mine").warning("%d tasks", "no")
+    logging.getLogger("mine").warning(Untold())
+    logging.getLogger("theirs").addHandler(logging.StreamHandler())
+    logging.getLogger("theirs").warning("twice")
+    print("a word", "and another", file=sys.stderr)
+    raise RuntimeError("x" * 100_000)
+"""
+
+
+def test_all_of_standard_error_is_json(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """Warnings, errors of threads, log calls that cannot be shown, what is printed; no error makes a line huge."""
+    queue.configure(policy=RetryPolicy(attempts=1))
+    (tmp_path / "handlers.py").write_text(NOISY)
+    task = queue.enqueue("x")
+    with logging_worker(cli, tmp_path, "--handler", "handlers:handle", "--log-json", "-v") as log:
+        queue.wait([task], timeout=LIMIT_S)
+        log.await_lines("dead: ")
+    entries = log.entries()
+    assert {entry["queue"] for entry in entries} == {"q"}
+
+    def one(words: str) -> dict[str, Any]:
+        (entry,) = [entry for entry in entries if words in entry["message"]]
+        return entry
+
+    assert (one("UserWarning: mind the gap")["logger"], one("mind the gap")["task"]) == ("py.warnings", task)
+    assert one("thread 'mine' ended with an error")["traceback"].endswith("ValueError: in a thread")
+    failed = one("failed: '%d tasks'")
+    assert (failed["logger"], failed["traceback"].splitlines()[-1][:10]) == ("mine", "TypeError:")
+    assert f"the log call at {tmp_path}/handlers.py:" in failed["message"]
+    assert one("failed: Untold")["traceback"].endswith("ValueError: no words")
+    printed = {entry["message"] for entry in entries if entry.get("logger") == "stderr"}
+    assert printed == {"a word and another", "twice"}
+    assert len(log.lines("twice")) == 2
+    assert (len(one("dead: ")["message"]) < 5_000, len(one("dead: ")["traceback"])) == (True, 20_000)
+
+
+def test_an_error_that_ends_a_worker_is_json_too(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """Such as a handler that cannot be loaded, or an address that is none."""
+    for options in (("--handler", "no.such:handler"), ("--exec", "cat", "--listen", "nowhere:")):
+        with logging_worker(cli, tmp_path, *options, "--log-json", code=2) as log:
+            log.process.wait(LIMIT_S)
+        last = log.entries()[-1]
+        assert (last["queue"], last["message"][:6]) == ("q", "zkmq: ")
+
+
+FORKING = """
+import asyncio, os, sys
+from airflow_provider_zkmq.engine import AsyncZkmq
+
+def handle(task):
+    child = os.fork()
+    if child == 0:
+        if task.data == b"bad":
+            raise ValueError("in the child")
+        if task.data == b"left":
+            sys.exit(3)
+        return b"of the child"
+    return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+async def awaited(task):
+    return handle(task)
+
+async def main():
+    async with await AsyncZkmq.connect(os.environ["ZKMQ_HOSTS"], root=os.environ["ZKMQ_ROOT"]) as client:
+        await client.queue("q").worker(awaited).run(until_empty=True)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_process_that_a_handler_forks_is_no_second_worker(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """It ends where it returns from the handler, with 0, with what it exits with, or with 1; the worker goes on."""
+    code = tmp_path / "handlers.py"
+    code.write_text(FORKING)
+    tasks = [queue.enqueue(data) for data in ("good", "bad", "left")]
+    with logging_worker(cli, tmp_path, "--handler", "handlers:handle") as log:
+        assert [task.result for task in queue.wait(tasks, timeout=LIMIT_S)] == [b"0", b"1", b"3"]
+    assert len(log.lines("which a handler has forked, has returned from it: it ends here, with exit code ")) == 3
+    assert not log.lines("opened in another process")
+    tasks = [queue.enqueue(data) for data in ("good", "bad")]
+    subprocess.run([sys.executable, code], env=cli.env, check=True, timeout=LIMIT_S)
+    assert [task.result for task in queue.wait(tasks, timeout=LIMIT_S)] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "says"),
+    [
+        (signal.SIGINT, 2, "finishing 2 tasks, at most 30 s; Ctrl-C again to stop now"),
+        (signal.SIGTERM, 1, "finishing 1 task, at most 30 s"),
+        (signal.SIGINT, 0, "ending: nothing is in hand"),
+    ],
+)
+def test_the_first_signal_says_what_is_in_hand(
+    cli: Cli, queue: Queue, tmp_path: Path, number: signal.Signals, count: int, says: str
+) -> None:
+    """And that a second Ctrl-C stops at once, where the first was one."""
+    names = [f"gate-{n}" for n in range(count)]
+    for name in names:
+        os.mkfifo(tmp_path / name)
+        queue.enqueue(name)
+    command = f"cat {shlex.quote(str(tmp_path))}/$(cat)"
+    with logging_worker(cli, tmp_path, "--exec", command, "--threads", "2", "--log-json") as log:
+        with contextlib.ExitStack() as stack:
+            log.await_lines("worker started")
+            for name in names:
+                stack.enter_context((tmp_path / name).open("wb"))  # opened when the command has opened the other end
+            log.process.send_signal(number)
+            log.await_lines(says)
+        assert log.process.wait(LIMIT_S) == 0
+    last = log.entries()[-1]
+    assert (last["message"], last["queue"]) == (says, "q")
+
+
+TAKEN = """
+import os
+
+def handle(task):
+    if not os.path.exists({gate!r}):
+        os.mkfifo({gate!r})
+        open({gate!r}, "rb").read()
+"""
+
+
+def test_a_worker_says_at_once_that_a_task_was_taken_from_it(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """While its handler is at work still, in words, and once."""
+    taken = "it was taken from this worker (cancelled, released by force, deleted, or its lease ended)"
+    ways: tuple[tuple[tuple[str, ...], str, str], ...] = (
+        ((), "release --force", taken),
+        (("--lease", "1h"), "release --force", taken),
+        ((), "cancel", "it was cancelled while in hand"),
+    )
+    for options, verb, words in ways:
+        gate = tmp_path / f"gate-{len(options)}-{verb[0]}"
+        (tmp_path / "handlers.py").write_text(TAKEN.format(gate=str(gate)))
+        task = queue.enqueue("x")
+        with logging_worker(cli, tmp_path, "--handler", "handlers:handle", *options) as log:
+            eventually(gate.exists)
+            with gate.open("wb"):
+                assert cli.run(*verb.split(), "q", task).returncode == 0
+                log.await_lines(f"queue 'q', task '{task}': {words}")
+            queue.wait([task, queue.enqueue("next")], timeout=LIMIT_S)
+        assert len(log.lines("claim ")) == 0, log.lines("claim ")
+        assert len(log.lines(words)) == 1
 
 
 def test_a_command_that_takes_too_long_is_ended_before_its_attempt_fails(
@@ -165,7 +328,7 @@ def test_sighup_finishes_what_is_in_hand_and_goes_on_with_the_code_as_it_is_now(
         with gate.open("wb"):  # opened when the handler has opened the other end
             code.write_text(version(2))
             log.process.send_signal(signal.SIGHUP)
-            log.await_lines("finishing what is in hand, at most 30 s; then this process begins anew")
+            log.await_lines("finishing 1 task, at most 30 s; then this process begins anew")
             log.process.send_signal(signal.SIGHUP)
             second = queue.enqueue("y")
         done = queue.wait([first, second], timeout=LIMIT_S)
@@ -175,6 +338,30 @@ def test_sighup_finishes_what_is_in_hand_and_goes_on_with_the_code_as_it_is_now(
             log.process.send_signal(signal.SIGHUP)
             log.await_lines("worker started", count=count)
         assert queue.wait([queue.enqueue("z")], timeout=LIMIT_S)[0].result == f"2 {pid}".encode()
+
+
+def test_code_that_cannot_be_loaded_ends_no_worker(cli: Cli, queue: Queue, tmp_path: Path) -> None:
+    """A SIGHUP then says why in one line, and the worker goes on; the next one finds the code mended."""
+    code = tmp_path / "handlers.py"
+    code.write_text(version(1))
+    cli.env["PYTHONDONTWRITEBYTECODE"] = "1"
+    with logging_worker(cli, tmp_path, "--handler", "handlers:handle", stdin=subprocess.DEVNULL) as log:
+        log.await_lines("worker started")
+        for count, broken in enumerate(("def handle(task)", "", "raise SystemExit(3)"), 1):
+            code.write_text(broken)
+            log.process.send_signal(signal.SIGHUP)
+            log.await_lines("ERROR the worker goes on as it is, as it cannot begin anew: ", count=count)
+            done = queue.wait([queue.enqueue("x")], timeout=LIMIT_S)[0]
+            assert done.result == f"1 {log.process.pid}".encode()
+        code.write_text(version(22))
+        log.process.send_signal(signal.SIGHUP)
+        log.await_lines("beginning anew: nothing is in hand")
+        done = queue.wait([queue.enqueue("x")], timeout=LIMIT_S)[0]
+        assert done.result == f"22 {log.process.pid}".encode()
+    told = [line.partition("begin anew: ")[2] for line in log.lines("ERROR")]
+    assert told[0].startswith("--handler 'handlers:handle' cannot be loaded: SyntaxError: ")
+    assert told[1].startswith("--handler 'handlers:handle' cannot be loaded: AttributeError: ")
+    assert told[2:] == ["exit code 3"]
 
 
 def test_what_outlasts_the_grace_of_a_reload_counts_no_attempt(cli: Cli, queue: Queue, tmp_path: Path) -> None:
@@ -199,7 +386,7 @@ def test_a_stop_wins_over_a_reload(cli: Cli, queue: Queue, tmp_path: Path, order
     with logging_worker(cli, tmp_path, "--exec", f"cat {gate}", stdin=subprocess.DEVNULL) as log:
         with gate.open("wb"):
             log.process.send_signal(order[0])
-            log.await_lines("finishing what is in hand")
+            log.await_lines("finishing 1 task, at most 30 s")
             log.process.send_signal(order[1])
         assert log.process.wait(LIMIT_S) == 0
     assert queue.task(task).state is State.FINISHED
@@ -217,7 +404,7 @@ def test_a_worker_whose_terminal_goes_away_ends(cli: Cli, queue: Queue, tmp_path
     finally:
         os.close(ours)
         os.close(its)
-    assert log.lines("Ctrl-C again stops now")
+    assert log.lines("ending: nothing is in hand")
 
 
 def test_nohup_stays(cli: Cli, queue: Queue, tmp_path: Path) -> None:

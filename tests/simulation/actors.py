@@ -399,7 +399,9 @@ def operator(client: Client, rand: random.Random, rounds: int, world: World) -> 
             "redrive_many": lambda tasks=tasks: interventions.redrive_many(context, tasks),
             "replace": lambda task=task, version=version: interventions.replace_data(context, task, b"new", version),
             "drop": lambda task=task, version=version: interventions.drop(context, task, version),
-            "revoke": lambda task=task, version=version: interventions.revoke(context, task, "e", version=version),
+            "revoke": lambda task=task, version=version: interventions.revoke(
+                context, task, "e" if version is None else None, version=version
+            ),
             "pause": lambda: admin.pause(context),
             "unlock": lambda: admin.configure(context, lock=0),
         }

@@ -31,11 +31,11 @@ def judge_change(
 
 
 def _attempts(before: TaskState | None, after: TaskState, *, anew: bool) -> int:
-    """What a record must say: a claim that left nothing in the history when it ended counts no more."""
+    """What a record must say: a claim counts no more that left nothing in the history when it ended, or was revoked."""
     if before is None or anew:
         return 0
     ends = before.state is State.CLAIMED and after.state is State.INSERTED
-    return before.attempt - (ends and after.history == before.history)
+    return before.attempt - (ends and (after.history == before.history or after.history[-1].outcome == "revoked"))
 
 
 def _judge_member(

@@ -41,18 +41,18 @@ class Marks:
             self.tokens[key] = zxid
 
     def ended(self, key: Key, before: TaskState, after: TaskState, clients: list[Client]) -> None:
-        """A claim has ended: what no handler had begun is not counted by a rescue, and what one has is.
+        """A claim has ended: what no handler had begun is not counted by a rescue, and what one has is, unless revoked.
 
         A mark that was sent and not waited for may not stand yet, or be lost with the connection. Where its client is
         killed, all that it has sent arrives: see `faults.kill`.
         """
-        counted = after.history != before.history and after.history[-1].outcome == "rescued"
-        if key in self.prefetched and counted:
+        outcome = after.history[-1].outcome if after.history != before.history else None
+        if key in self.prefetched and outcome == "rescued":
             raise Violation("only what had begun counts an attempt", f"{key[1]}: {after.history[-1]}")
         claim = (key[1], self.tokens.get(key, 0))
         anew = before.requeue and not after.requeue  # another run, whose attempts begin at 0
         begun = any(claim in client.begun for client in clients)
         on_its_way = key in self.prefetched and claim in self.sent
-        if begun and not anew and after.attempt < before.attempt and not on_its_way:
+        if begun and outcome != "revoked" and not anew and after.attempt < before.attempt and not on_its_way:
             raise Violation("what had begun counts an attempt", f"{key[1]}: {before.attempt} -> {after.attempt}")
         self.prefetched.discard(key)

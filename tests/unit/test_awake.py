@@ -131,7 +131,12 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             other.do(taking(other))
             client.do(due_work.maintain(client.context))
             assert (claimed.lost, claimed.cancelled, others.lost) == (True, way == "cancelled", way == "cleared")
-            assert client.check().get("a", others.state).attempt == (0 if way == "released" else 1)
+            record = client.check().get("a", others.state)
+            assert record.attempt == (0 if way == "released" else 1)
+            told = {"cancelled": "cancelled", "released": "revoked", "lapsed": "rescued"}
+            ended = [(each.number, each.consumer, each.outcome) for each in record.history]
+            wanted = (1, claimed.state.consumer, told.get(way, "failed"))
+            assert ended == ([] if way == "cleared" else [wanted])
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
                 other.do(interventions.revoke(other.context, "a"))
 

@@ -532,10 +532,10 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
     ) -> State:
         """Take a claimed task from whoever holds it, and give it back to its place; returns the new state.
 
-        Its consumer is told, and can settle it no more. The delivery counts as no attempt; with an `error` it has
-        failed: the task runs again by its policy, or is dead, with ``retry=False`` in any case. `version`: only if the
-        task is still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is
-        not claimed, or in another version.
+        Its consumer is told, and can settle it no more. The delivery counts as no attempt, and stands in the history as
+        ``revoked``; with an `error` it has failed: the task runs again by its policy, or is dead, with ``retry=False``
+        in any case. `version`: only if the task is still what was read as `Task.version`. Raises `TaskNotFound`, or
+        `IllegalTransition` for a task that is not claimed, or in another version.
         """
         return await self._carry_out(interventions.revoke(self._context, task_id, error, retry=retry, version=version))
 
@@ -1058,10 +1058,10 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
     ) -> State:
         """Take a claimed task from whoever holds it, and give it back to its place; returns the new state.
 
-        Its consumer is told, and can settle it no more. The delivery counts as no attempt; with an `error` it has
-        failed: the task runs again by its policy, or is dead, with ``retry=False`` in any case. `version`: only if the
-        task is still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is
-        not claimed, or in another version.
+        Its consumer is told, and can settle it no more. The delivery counts as no attempt, and stands in the history as
+        ``revoked``; with an `error` it has failed: the task runs again by its policy, or is dead, with ``retry=False``
+        in any case. `version`: only if the task is still what was read as `Task.version`. Raises `TaskNotFound`, or
+        `IllegalTransition` for a task that is not claimed, or in another version.
         """
         return self._carry_out(interventions.revoke(self._context, task_id, error, retry=retry, version=version))
 

@@ -293,7 +293,9 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
         try:
             task = worker_base.RunningAsync(delivery.claim)
             more = () if delivery.transaction is None else (delivery.transaction,)
-            return worker_base.outcome_of(await self.handler(task, *more))
+            with worker_base.one_process():
+                returned = await self.handler(task, *more)
+            return worker_base.outcome_of(returned)
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
                 raise  # meant for the program
@@ -329,6 +331,7 @@ class AsyncWorker(worker_base.Working[WorkerQueue]):
     async def _keep(self) -> None:
         """Rescue and promote while every slot is busy."""
         while True:
+            self._log_lost()
             try:
                 if self._busy():
                     await self._internals.run_maintenance()

@@ -46,6 +46,10 @@ class Delivery:
     progress: Settlement = field(default_factory=Settlement)
     left: bool = False
     """A try to settle it has failed for good once: it is tried again later."""
+    unsure: bool = False
+    """A try to settle it has met an outage: who ended its claim may have been we ourselves."""
+    loss_logged: bool = False
+    """That others have ended its claim was logged."""
 
     @property
     def begun(self) -> bool:
@@ -62,6 +66,19 @@ class Delivery:
         more: dict[str, Any] = {"exc_info": error if shown else None}
         more["extra"] = {"queue": named[0], "task": named[1], "attempt": self.claim.task.attempt}
         log.log(level, f"queue %r, task %r: {message}", *named, *words, **more)
+
+    def log_loss(self) -> None:
+        """Log, once, that others have ended its claim."""
+        logged, self.loss_logged = self.loss_logged, True
+        if logged:
+            return
+        if self.claim.cancelled:
+            self.log(logging.INFO, "it was cancelled while in hand")
+        elif self.claim.over:
+            self.log(logging.WARNING, "it was lost by this worker, whose session has ended")
+        else:
+            why = "cancelled, released by force, deleted, or its lease ended"
+            self.log(logging.WARNING, "it was taken from this worker (%s)", why)
 
 
 class Deliveries:
@@ -146,6 +163,20 @@ class Deliveries:
     def stuck(self) -> int:
         """How many handlers go on whose deliveries were timed out."""
         return len(self._stuck)
+
+    @property
+    def at_work(self) -> int:
+        """How many handlers are at work whose deliveries are undecided."""
+        return sum(each.begun and each.outcome is None for each in self.held())
+
+    def lost(self) -> list[Delivery]:
+        """What handlers are at work on although its claim is known to be over.
+
+        A transaction's claim is left out: it is over as well where the handler has committed.
+        """
+        # Whoever settles has decided before: what is over and undecided was ended by others.
+        held = [each for each in self.held() if each.begun and each.transaction is None and each.claim.settled]
+        return [each for each in held if each.outcome is None]
 
     def overtime(self, span: float) -> list[Delivery]:
         """What is in hand and undecided, and whose handlers began `span` seconds ago, or earlier."""

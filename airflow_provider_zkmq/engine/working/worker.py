@@ -220,7 +220,8 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
             task, began = worker_base.Running(delivery.claim), time.monotonic()
             more = () if delivery.transaction is None else (delivery.transaction,)
             try:
-                returned = self.handler(task, *more)
+                with worker_base.one_process():
+                    returned = self.handler(task, *more)
             finally:
                 delivery.claim.mark_ended()
                 self._prefetched.handled(time.monotonic() - began)
@@ -235,6 +236,7 @@ class Worker(worker_base.Working[BlockingWorkerQueue]):
         tried = time.monotonic()
         while self._goes_on():
             seen = self._internals.changes
+            self._log_lost()
             try:
                 if self._busy():
                     self._internals.run_maintenance()

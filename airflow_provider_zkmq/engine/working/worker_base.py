@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -86,6 +87,28 @@ class RunningAsync(InHandler[Coroutine[Any, Any, None]]):
     __slots__ = ()
 
 
+@contextmanager
+def one_process() -> Iterator[None]:
+    """A handler runs inside. A process that it has forked ends here, if it gets so far: a second worker it is none.
+
+    It neither waits for locks that other threads held, which it has not got, nor tidies up what is not its own. Its
+    exit code is 0, or what it gave ``sys.exit``, or 1 where it raised something else.
+    """
+    worker, code, error = os.getpid(), 0, None
+    try:
+        yield
+    except BaseException as raised:
+        code, error = 1, raised
+        if isinstance(raised, SystemExit):
+            code, error = raised.code if isinstance(raised.code, int) else int(raised.code is not None), None
+        raise
+    finally:
+        if os.getpid() != worker:
+            message = "process %d, which a handler has forked, has returned from it: it ends here, with exit code %d"
+            log.warning(message, os.getpid(), code, exc_info=error)
+            os._exit(code)
+
+
 def outcome_of(returned: object) -> Handled:
     """What a handler returned, as an outcome. Raises `TypeError`."""
     if isinstance(returned, Success | Error | Retry | Snooze):
@@ -159,11 +182,15 @@ class Tally:
     def judge(self, delivery: Delivery, error: BaseException) -> DeliveryResult:
         """What becomes of a delivery that a try at settling it raised `error` for; it is reported."""
         if isinstance(error, ClaimLost) or (isinstance(error, SessionLost) and delivery.claim.over):
-            delivery.log(logging.WARNING, "%s", error)
+            if isinstance(error, ClaimLost) and not delivery.unsure:
+                delivery.log_loss()
+            else:
+                delivery.log(logging.WARNING, "%s", error)
             if delivery.begun:
                 self._call_on_settled(delivery, None)
             return DeliveryResult.LOST
         if isinstance(error, TransportError):
+            delivery.unsure = True
             delivery.log(logging.WARNING, "%s; trying again", error)
             return DeliveryResult.AGAIN
         if delivery.left:
@@ -255,6 +282,7 @@ class Absence:
         self.ended = 0
         """How often the queue has come."""
         self._queue = queue
+        self._named = {"queue": queue}
         self._lock = threading.Lock()
 
     def warn_absent(self, error: QueueNotFound, since: int) -> None:
@@ -266,7 +294,7 @@ class Absence:
             news = not self.noticed and since == self.ended
             self.noticed = self.noticed or news
         if news:
-            log.warning("worker on queue %r: %s; it waits for the queue", self._queue, error)
+            log.warning("worker on queue %r: %s; it waits for the queue", self._queue, error, extra=self._named)
 
     def end(self) -> None:
         """The queue has come."""
@@ -274,7 +302,7 @@ class Absence:
             message, self.noticed = self.noticed, False
             self.ended += message
         if message:
-            log.info("worker on queue %r: the queue is there", self._queue)
+            log.info("worker on queue %r: the queue is there", self._queue, extra=self._named)
 
 
 #: How long one claim waits for a task.
@@ -470,6 +498,11 @@ class Working(ABC, Generic[Q]):
         """How many handlers go on although their tasks were timed out: in a `Worker` each keeps one thread."""
         return self._deliveries.stuck
 
+    @property
+    def in_hand(self) -> int:
+        """How many tasks handlers are at work on, but for those that were timed out."""
+        return self._deliveries.at_work
+
     def stop(self, *, forgive: bool = False) -> bool:
         """Claim nothing more; callable from a signal handler. False if it was stopping already.
 
@@ -556,6 +589,11 @@ class Working(ABC, Generic[Q]):
         more: dict[str, Any] = {"exc_info": not isinstance(error, ZkmqError), "extra": {"queue": self.queue.name}}
         log.warning("%s %r: %s", what, self.queue.name, error, **more)
 
+    def _log_lost(self) -> None:
+        """Tell of what was taken away while its handler is at work, as soon as that is known."""
+        for delivery in self._deliveries.lost():
+            delivery.log_loss()
+
     def _look_ended(self, what: str) -> None:
         """A look for tasks has ended: ``"handled"``, ``"nothing"`` or ``"unavailable"``."""
         with self._looking:
@@ -574,7 +612,8 @@ class Working(ABC, Generic[Q]):
                 try:
                     await self._calls.result(delivery.claim.extend(delivery.span or 0.0))
                 except Exception as error:  # noqa: BLE001  the others are to be extended, too
-                    delivery.log(logging.WARNING, "not extended: %s", error)
+                    if not isinstance(error, ClaimLost):  # of that the keeper tells, or who settles it
+                        delivery.log(logging.WARNING, "not extended: %s", error)
                     self._deliveries.beaten(delivery, good=False)
                 else:
                     self._deliveries.beaten(delivery, good=True)

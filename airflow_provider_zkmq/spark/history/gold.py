@@ -25,7 +25,7 @@ from ...location import Location
 from ..session import spark_session
 from .plain_rows import Row, first_known, plain, table_of
 from .queue_reader import DAY_MS
-from .silver import DELIVERIES, RUNS, check_behind
+from .silver import DELIVERIES, REVOKED, RUNS, check_behind
 from .stage_and_load import Counts, are_few, columns, day_of, load, load_here, milliseconds, stage, stage_here, with_day
 
 # --- Silver rows as numbers for each hour: of classes and of consumers. Columns only: nothing is read or written here.
@@ -43,6 +43,8 @@ CONSUMERS: Final = columns(
     "queue string, consumer string, hour timestamp, deliveries bigint, finished bigint, failed bigint, busy_ms bigint, "
     "utilisation double"
 )
+#: What becomes of deliveries that have not failed: one that an operator took away (``revoked``) counts as no attempt.
+NOT_FAILED: Final = ("finished", "cancelled", REVOKED)
 
 
 def hour_of(moment: str) -> Column:
@@ -136,7 +138,7 @@ def _waiting(runs: DataFrame, begin: int, end: int) -> DataFrame:
 def consumer_hours(deliveries: DataFrame) -> DataFrame:
     """What each consumer did in each hour."""
     ended = f.col("ends_here")
-    failed = ~f.col("outcome").isin("finished", "cancelled")
+    failed = ~f.col("outcome").isin(*NOT_FAILED)
     hours = deliveries.groupBy("consumer", "hour").agg(
         f.count_if(ended).alias("deliveries"),
         f.count_if(ended & (f.col("outcome") == "finished")).alias("finished"),
@@ -245,7 +247,7 @@ def consumer_hours_here(deliveries: list[Row], begin: int, end: int) -> list[Row
         ends = hours[delivery["consumer"], delivery["hours"][-1]]
         ends["deliveries"] += 1
         ends["finished"] += delivery["outcome"] == "finished"
-        ends["failed"] += delivery["outcome"] not in {"finished", "cancelled"}
+        ends["failed"] += delivery["outcome"] not in NOT_FAILED
     return [
         row | {"consumer": name, "hour": hour, "utilisation": row["busy_ms"] / HOUR_MS}
         for (name, hour), row in hours.items()

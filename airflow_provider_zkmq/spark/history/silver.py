@@ -39,6 +39,8 @@ DELIVERIES: Final = columns(
 )
 #: What tells deliveries apart. When one ended is not of it: a record's time and the server's differ by milliseconds.
 KEY: Final = ("task_id", "number", "claimed_at")
+#: The outcome of a delivery that an operator took away.
+REVOKED: Final = "revoked"
 _DAY: Final = timedelta(days=1)
 _KEYS: Final = pa.schema([DELIVERIES.field(name) for name in KEY])
 
@@ -66,8 +68,12 @@ def at_least_none(span: Column) -> Column:
 
 
 def runs_of(bronze: DataFrame) -> DataFrame:
-    """A row for each bronze row. What a dead or cancelled run's record does not say, its last delivery does."""
-    latest = f.try_element_at("history", f.lit(-1))
+    """A row for each bronze row. What a dead or cancelled run's record does not say, its last delivery does.
+
+    Those that were taken away (``revoked``) count as no attempts and are left out.
+    """
+    counted = f.filter("history", lambda delivery: delivery["outcome"] != REVOKED)
+    latest = f.try_element_at(counted, f.lit(-1))
     own = f.when(latest["number"] == f.col("attempt"), latest)
     known = bronze.withColumn("own", own).withColumn("claimed", f.coalesce("claimed_at", "own.claimed_at"))
     known = known.withColumn("began", f.coalesce("started_at", "claimed_at", "own.started_at", "own.claimed_at"))
@@ -125,7 +131,8 @@ def runs_here(bronze: pa.Table) -> pa.Table:
     """What `runs_of` makes."""
     made = []
     for row in plain(bronze):
-        latest = row["history"][-1] if row["history"] else {}
+        counted = [each for each in row["history"] or () if each["outcome"] != REVOKED]
+        latest = counted[-1] if counted else {}
         own = latest if latest.get("number") == row["attempt"] else {}
         claimed = first_known(row["claimed_at"], own.get("claimed_at"))
         began = first_known(row["started_at"], row["claimed_at"], own.get("started_at"), own.get("claimed_at"))

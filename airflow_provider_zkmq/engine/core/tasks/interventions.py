@@ -180,10 +180,10 @@ def revoke(
 ) -> Procedure[State]:
     """Take a claimed task from whoever holds it, and give it back to its place; returns the new state.
 
-    Its consumer is told, and can settle it no more. The delivery counts as no attempt; with an `error` it has failed:
-    the task runs again by its policy, or is dead, with ``retry=False`` in any case. `version`: only if the task is
-    still what was read as `Task.version`. Raises `TaskNotFound`, or `IllegalTransition` for a task that is not claimed,
-    or in another version.
+    Its consumer is told, and can settle it no more. The delivery counts as no attempt, and stands in the history as
+    ``revoked``; with an `error` it has failed: the task runs again by its policy, or is dead, with ``retry=False`` in
+    any case. `version`: only if the task is still what was read as `Task.version`. Raises `TaskNotFound`, or
+    `IllegalTransition` for a task that is not claimed, or in another version.
     """
     conf, rand = (yield from read_conf(context)), context.run.random()
 
@@ -191,9 +191,10 @@ def revoke(
         step(task_id, current.state.state, Event.RELEASE)
         guards, nonce = (yield from cancel_note(context, current.state)), context.marks.nonce()
         current = yield from _with_claim(context, current)
-        if error is None:
-            return (yield from transitions.release(context, current, nonce, None, guards))
         now = yield from server_clock.server_time(context)
+        if error is None:
+            current = current.with_state(current.state.with_attempt("revoked", now, None))
+            return (yield from transitions.release(context, current, nonce, None, guards))
         state = current.state.with_attempt("failed", now, error)
         current, policy = current.with_state(state), state.retry(conf.policy)
         if retry and not (policy.exhausted(state.attempt) or policy.is_final(error)):
