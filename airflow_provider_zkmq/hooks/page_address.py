@@ -20,8 +20,8 @@ def page_url(base_url: str, conn_id: str, queue: str | None = None, **more: str 
     """
     base, path = base_url.rstrip("/"), urlsplit(base_url).path.rstrip("/")
     query = {"connection": conn_id, "queue": queue, **more}
-    told = urlencode({name: value for name, value in query.items() if value is not None})
-    return f"{base}/plugin/{ROUTE}{path}{PREFIX}/?{told}"
+    about = urlencode({name: value for name, value in query.items() if value is not None})
+    return f"{base}/plugin/{ROUTE}{path}{PREFIX}/?{about}"
 
 
 def read_url(url: str) -> dict[str, str]:

@@ -33,7 +33,7 @@ def connections(user: BaseUser, method: ResourceMethod = "GET") -> list[str]:
         teams: dict[str, str | None] = {str(conn_id): team for conn_id, team in rows}
     named = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
     for conn_id in {*named, DEFAULT_CONN_ID} - teams.keys():
-        if _is_ours(conn_id):
+        if _is_zkmq(conn_id):
             teams[conn_id] = None
     manager = get_auth_manager()
     return sorted(
@@ -61,7 +61,7 @@ def options_of(conn_id: str) -> dict[str, Any]:
     return options
 
 
-def _is_ours(conn_id: str) -> bool:
+def _is_zkmq(conn_id: str) -> bool:
     try:
         options_of(conn_id)
     except LookupError:

@@ -82,8 +82,8 @@ def _of_tasks(act: Callable[[Sequence[str]], dict[str, ZkmqError]], ids: Sequenc
             group = ids[start : start + _TOGETHER]
             why = act(group)
             done, refused = done + len(group) - len(why), refused + len(why)
-            told = [{"id": task, "reason": str(error)} for task, error in why.items()]
-            yield _line(done=done, refused=told[:_MOST_REFUSED])
+            refusals = [{"id": task, "reason": str(error)} for task, error in why.items()]
+            yield _line(done=done, refused=refusals[:_MOST_REFUSED])
     except ZkmqError as error:
         yield _line(over=True, done=done, refused=refused, message=f"stopped: {error}", error=True)
         return

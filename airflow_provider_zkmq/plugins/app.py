@@ -59,8 +59,8 @@ def make_app() -> FastAPI:
     app.include_router(_ACTING)
     app.middleware("http")(_with_headers)
     for kind, code in ((LookupError, 404), (QueueNotFound, 404), (TaskNotFound, 404), (ConfigError, 400)):
-        app.exception_handler(kind)(partial(_told, code))
-    app.exception_handler(ZkmqError)(partial(_told, 503))
+        app.exception_handler(kind)(partial(_error_response, code))
+    app.exception_handler(ZkmqError)(partial(_error_response, 503))
     atexit.register(stop, app)
     return app
 
@@ -78,7 +78,7 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Any]) -
     return response
 
 
-async def _told(code: int, _request: Request, error: Exception) -> JSONResponse:
+async def _error_response(code: int, _request: Request, error: Exception) -> JSONResponse:
     text = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
     return JSONResponse({"detail": text}, status_code=code)
 

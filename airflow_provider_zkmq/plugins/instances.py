@@ -28,15 +28,15 @@ def tasks_of(
         conditions = [column == value for column, value in zip(columns, wanted, strict=True)]
         found = session.scalars(select(XComModel).where(*conditions)).first()
         url = None if found is None else XComModel.deserialize_value(found)
-    told = read_url(url) if isinstance(url, str) else {}
-    connection, queue = told.get("connection"), told.get("queue")
-    ids = [each for each in (told.get("of") or told.get("task") or "").split(",") if each]
+    link = read_url(url) if isinstance(url, str) else {}
+    connection, queue = link.get("connection"), link.get("queue")
+    ids = [each for each in (link.get("of") or link.get("task") or "").split(",") if each]
     if connection is None or queue is None or connection not in readable:
         return {"tasks": [], "hidden": len(ids)}
     live = live_of(connection)
     try:
         handle = live.client().queue(queue)
-        members = handle.tasks(batch=told["batch"], parts=(), limit=_SHOWN) if "batch" in told else []
+        members = handle.tasks(batch=link["batch"], parts=(), limit=_SHOWN) if "batch" in link else []
         there = {task.id: task for task in [*members, *(handle.tasks(ids=ids, parts=()) if ids else ())]}
     except ZkmqError:
         there = {}
@@ -45,7 +45,7 @@ def tasks_of(
             "connection": connection,
             "queue": queue,
             "id": each,
-            "how": told.get("how", "enqueued"),
+            "how": link.get("how", "enqueued"),
             "state": str(there[each].state) if each in there else None,
             "error": there[each].error if each in there else None,
         }

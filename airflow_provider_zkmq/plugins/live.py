@@ -240,16 +240,16 @@ class Live:
                     self._read(client)
                     number, read_at = latest, now
                     pause = max(pause, (time.monotonic() - now) * SHARE)
-                self._tell_state(None)
+                self._set_state(None)
             except (ZkmqError, LookupError) as error:
-                self._tell_state(str(error))
+                self._set_state(str(error))
                 number = -1
                 if not isinstance(error, Unavailable):
                     self._close()
                     pause = max(pause, 2.0)
             except Exception:  # noqa: BLE001  one failure ends no page
                 _LOG.exception("reading the queues of connection %r", self.name)
-                self._tell_state("the queues cannot be read; Airflow's log says why")
+                self._set_state("the queues cannot be read; Airflow's log says why")
                 pause = max(pause, 5.0)
         self._close()
         with self._lock:
@@ -306,7 +306,7 @@ class Live:
             "version": None,
         }
 
-    def _tell_state(self, error: str | None) -> None:
+    def _set_state(self, error: str | None) -> None:
         connected = error is None
         with self._lock:
             if self._state_version and self.state["connected"] == connected and self.state["error"] == error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.cli import output
 from airflow_provider_zkmq.engine import ClaimLost, CorruptRecord, Integer, OrderedEnum, RetryPolicy, Unavailable, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
@@ -78,7 +78,8 @@ def goes_on(q: FileQueue) -> None:
         assert sum(q.counts().values()) - q.counts()["scheduled"] == len(tasks)
         assert q.tasks(ids=internals(q).ids()) == tasks
         for task in tasks:
-            output.say(record(task), facts(record(task)), as_json=True)
+            assert json.dumps(record(task))
+            assert facts(record(task))
 
 
 def test_what_is_stepped_over_is_told_once(files: FileClient, caplog: pytest.LogCaptureFixture) -> None:

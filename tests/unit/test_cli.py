@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import logging
 import os
 import pty
 import re
@@ -387,7 +386,7 @@ def test_what_a_worker_is_told_is_what_the_engine_s_takes(monkeypatch: pytest.Mo
     fake = mock.MagicMock()
     fake.queue.return_value.worker.return_value = mock.MagicMock(finished=0, failed=0)
     monkeypatch.setattr(connection.Cli, "client", lambda *_, **__: fake)
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr("airflow_provider_zkmq.worker_logs.set_up", lambda **_: None)
 
     def given(line: str) -> dict[str, Any]:
         assert main.main(["worker", "q", "--exec", "cat", *line.split()]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
 import signal
@@ -89,7 +88,7 @@ def test_exec_does_not_pass_credentials_unless_told(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     seen_by = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(worker_process, "Commands", seen_by)
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr("airflow_provider_zkmq.worker_logs.set_up", lambda **_: None)
     main.main(["worker", "q", "--exec", "env", "--tls-key-password-env", "MINE"])
     named = seen_by.call_args.kwargs["secret"]
     assert named == {"MINE"}

@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "follow": ("a", print),
     "replace": ("a", b"x"),
     "claim_many": (3,),
+    "page": ("dead",),
 }
 VERBS = {**vars(QueueMethods), **vars(QueueInternals)}
 CALLS = sorted({name for name in VERBS if not name.startswith("_")} - CREATE - LOOK_AT_NOTHING - WAIT_FOR_IT)

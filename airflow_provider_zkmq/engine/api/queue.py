@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .. import working
 from ..working.worker import Worker
 from .claims import AsyncClaim, Claim
 from .internal_methods import AsyncQueueInternals, QueueInternals
 from .queue_methods import AsyncQueueMethods, QueueMethods
-
-if TYPE_CHECKING:
-    from ..working.async_worker import AsyncWorker
 
 __all__ = ["AsyncClaim", "AsyncQueue", "Claim", "Queue"]
 
@@ -33,8 +31,6 @@ class AsyncQueue(AsyncQueueMethods):
     def __internals__(self) -> AsyncQueueInternals:
         return AsyncQueueInternals(self._session, self._context, self._used)
 
-    def worker(self, handler: Callable[..., Any], **options: Any) -> AsyncWorker:
+    def worker(self, handler: Callable[..., Any], **options: Any) -> working.AsyncWorker:
         """A worker that claims, awaits `handler` and settles; the options are `AsyncWorker`'s."""
-        from ..working.async_worker import AsyncWorker
-
-        return AsyncWorker(self, handler, **options)
+        return working.AsyncWorker(self, handler, **options)

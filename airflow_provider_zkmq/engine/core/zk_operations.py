@@ -430,8 +430,8 @@ def together(procedures: Iterable[Procedure[T]]) -> Procedure[list[T | ZkmqError
     """
     sides = [_Sidestep(procedure) for procedure in procedures]
     try:
-        while asking := [side for side in sides if side.asks is not None]:
-            yield from _round(asking)
+        while running := [side for side in sides if side.asks is not None]:
+            yield from _round(running)
     finally:
         for side in sides:
             side.procedure.close()

@@ -159,58 +159,52 @@ def claim_together(
     Where it is refused at one of them, that one is left out and the others are sent again; `in_order`: those before it.
     What the queue's limit has no room for is left out, too. Raises `NoRoom` where none may be claimed now.
     """
-    limits, before, admitted = taker.limits, len(taker.taken), candidates
+    limits, before = taker.limits, len(taker.taken)
     try:
-        if limits is not None:
-            admitted = yield from limits.admit(candidates)
-        all_taken = yield from _claim_together(context, taker, admitted, limits, in_order=in_order)
-        return all_taken and len(admitted) == len(candidates)
+        admitted = candidates if limits is None else (yield from limits.admit(candidates))
+        wanted, parts = taker.wanted, _parts(context, taker, admitted, (yield from server_clock.server_time(context)))
+        while parts:
+            guards: list[Change] = []
+            if wanted.max_leases is not None or limits is not None:
+                parts, guards = yield from _bounded(context, wanted, limits, parts)
+                if not parts:
+                    return False
+            if taker.caller.left:  # its client may have given all of it back already, and claim again
+                raise CallerLeft
+            claims, plan = [claimed for claimed, _ in parts], merge(plan for _, plan in parts)
+            plan.changes += guards
+            # any of them may be taken away meanwhile
+            plan.changes[0].proof = standing(context.paths, claims)
+            sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
+            registration, heard = context.registration, context.registration.cancel_watch
+            committed = yield from commit(plan, by=taker.deferred.send)
+            refusal = committed.refusal
+            if refusal is None:
+                if registration.cancel_watch is not heard:
+                    registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
+                for claimed in claims:
+                    context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
+                taker.taken.extend(claims)
+                if limits is not None:
+                    limits.counted(committed.outcome)
+                return len(parts) == len(candidates)
+            context.claims.strike(taker.caller, sending)
+            if refusal.change in guards and refusal.outcome.failure is not zk.Failure.OTHER:
+                continue  # others have claimed since there was room
+            at = next((at for at, each in enumerate(plan.changes) if each is refusal.change), 0)
+            if limits is None or not limits.collided(claims[at], refusal.path):
+                _refused(context, taker.consumer, claims[at], refusal)
+            parts = parts[:at] + ([] if in_order else parts[at + 1 :])
+        return False
     finally:
         if limits is not None:
             limits.release(taker.taken[before:])
 
 
-def _claim_together(
-    context: Context, taker: Taker, candidates: Sequence[Claimed], limits: Limits | None, *, in_order: bool
-) -> Procedure[bool]:
-    """Claim candidates that there is room for; whether all of them are taken."""
-    now, wanted = (yield from server_clock.server_time(context)), taker.wanted
-    parts = [(claimed, _plan_of(context, taker, claimed, now, first=at == 0)) for at, claimed in enumerate(candidates)]
-    if len(parts) > 1:
-        parts = parts[: len(next(mergeable((plan for _, plan in parts), len(parts))))]
-    while parts:
-        guards: list[Change] = []
-        if wanted.max_leases is not None or limits is not None:
-            parts, guards = yield from _bounded(context, wanted, limits, parts)
-            if not parts:
-                return False
-        if taker.caller.left:  # its client may have given all of it back already, and claim again
-            raise CallerLeft
-        claims, plan = [claimed for claimed, _ in parts], merge(plan for _, plan in parts)
-        plan.changes += guards
-        # any of them may be taken away meanwhile
-        plan.changes[0].proof = standing(context.paths, claims)
-        sending = context.claims.note(taker.caller, tuple(claims), plan.multi())
-        registration, heard = context.registration, context.registration.cancel_watch
-        committed = yield from commit(plan, by=taker.deferred.send)
-        refusal = committed.refusal
-        if refusal is None:
-            if registration.cancel_watch is not heard:
-                registration.cancel_watch = None  # who listened meanwhile took what came for these to be for others
-            for claimed in claims:
-                context.claims.receive(claimed, committed.outcome.zxid or 0, committed.outcome.sent)
-            taker.taken.extend(claims)
-            if limits is not None:
-                limits.counted(committed.outcome)
-            return len(parts) == len(candidates)
-        context.claims.strike(taker.caller, sending)
-        if refusal.change in guards and refusal.outcome.failure is not zk.Failure.OTHER:
-            continue  # others have claimed since there was room
-        at = next((at for at, each in enumerate(plan.changes) if each is refusal.change), 0)
-        if limits is None or not limits.collided(claims[at], refusal.path):
-            _refused(context, taker.consumer, claims[at], refusal)
-        parts = parts[:at] + ([] if in_order else parts[at + 1 :])
-    return False
+def _parts(context: Context, taker: Taker, candidates: Sequence[Claimed], now: int) -> list[tuple[Claimed, Plan]]:
+    """The claims of candidates, as many as go together."""
+    parts = [(each, _plan_of(context, taker, each, now, first=at == 0)) for at, each in enumerate(candidates)]
+    return parts[: len(next(mergeable((plan for _, plan in parts), len(parts))))] if len(parts) > 1 else parts
 
 
 def _plan_of(context: Context, taker: Taker, claimed: Claimed, now: int, *, first: bool) -> Plan:

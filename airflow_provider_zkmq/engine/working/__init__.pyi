@@ -1,0 +1,1 @@
+from .async_worker import AsyncWorker as AsyncWorker
