@@ -56,14 +56,15 @@ export class LiveConnection {
 export const connections = signal<readonly LiveConnection[] | undefined>(undefined);
 /** Why they could not be read. */
 export const failure = signal<api.ApiError | null>(null);
-/** Who the user is to Airflow. */
-export const user = signal<string | null>(null);
 
 export function connectionOf(id: string): LiveConnection | undefined {
   return connections.value?.find((each) => each.id === id);
 }
 
 const visible = signal(document.visibilityState === "visible");
+
+/** A way to follow a connection; what it returns ends that. */
+type Follow = (connection: LiveConnection) => () => void;
 
 /** Begins to follow the connections that `wanted` names: all for null, none for an empty list. */
 export function start(wanted: () => readonly string[] | null): void {
@@ -78,27 +79,24 @@ export function start(wanted: () => readonly string[] | null): void {
     const ids = visible.value ? wanted() : [];
     return (connections.value ?? []).filter((each) => ids === null || ids.includes(each.id));
   });
-  const stops = new Map<LiveConnection, () => void>();
+  const feeds = new Map<LiveConnection, { follow: Follow; end: () => void }>();
   effect(() => {
-    const now = followed.value;
-    for (const [connection, stop] of stops) {
-      if (now.includes(connection)) continue;
-      stop();
-      stops.delete(connection);
+    const follows = new Map(followed.value.map((each, at) => [each, at < MOST_STREAMS ? stream : poll] as const));
+    for (const [connection, { follow, end }] of feeds) {
+      if (follows.get(connection) === follow) continue;
+      end();
+      feeds.delete(connection);
     }
-    for (const connection of now) {
-      if (stops.has(connection)) continue;
-      stops.set(connection, stops.size < MOST_STREAMS ? stream(connection) : poll(connection));
-    }
+    for (const [connection, follow] of follows)
+      if (!feeds.has(connection)) feeds.set(connection, { follow, end: follow(connection) });
   });
 }
 
-/** Reads which connections there are, until the server tells. `pause`: how long after a failure it is asked again. */
+/** Reads which connections there are, again after `pause` milliseconds while that fails. */
 async function readConnections(pause: number): Promise<void> {
   try {
     const found = await api.connections();
     batch(() => {
-      user.value = found.user;
       failure.value = null;
       connections.value = found.connections.map((each) => new LiveConnection(each.id, each.may_act));
     });
@@ -108,7 +106,7 @@ async function readConnections(pause: number): Promise<void> {
   }
 }
 
-/** Follows a connection by events; returns what ends that. */
+/** Follows a connection by events. */
 function stream(connection: LiveConnection): () => void {
   const away = awayClock(connection);
   let source: EventSource;
@@ -146,7 +144,7 @@ function stream(connection: LiveConnection): () => void {
   };
 }
 
-/** Follows a connection by reading it now and then; returns what ends that. */
+/** Follows a connection by reading it now and then. */
 function poll(connection: LiveConnection): () => void {
   const away = awayClock(connection);
   const abort = new AbortController();

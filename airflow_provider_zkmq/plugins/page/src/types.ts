@@ -16,7 +16,6 @@ export interface ConnectionInfo {
 }
 
 export interface Connections {
-  user: string;
   connections: ConnectionInfo[];
 }
 

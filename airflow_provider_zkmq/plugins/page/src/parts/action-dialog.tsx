@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, act } from "../api";
 import type { Plan } from "../plans";
-import type { Refusal } from "../types";
+import type { ActionLine, Refusal } from "../types";
 import { count, counted } from "../wording";
 
 /** So many refusals are listed. */
@@ -28,6 +28,20 @@ interface Progress {
 }
 
 const NOTHING: Progress = { of: null, done: 0, refused: 0, refusals: [], message: null, failure: null };
+
+/** How far it is after another line of the server. */
+function advanced(before: Progress, line: ActionLine): Progress {
+  if ("of" in line) return { ...before, of: line.of };
+  if (!("over" in line))
+    return {
+      ...before,
+      done: before.done + line.done,
+      refused: before.refused + line.refused.length,
+      refusals: [...before.refusals, ...line.refused].slice(0, MOST),
+    };
+  const { done, refused, message, error } = line;
+  return { ...before, done, refused, message: error ? "" : message, failure: error ? message : null };
+}
 
 export function ActionDialog() {
   const plan = current.value;
@@ -65,17 +79,7 @@ function Dialog({ plan }: { plan: Plan }) {
     let seen: Progress = { ...NOTHING, of: plan.count };
     try {
       for await (const line of act(plan.connection, plan.request, abort.current.signal)) {
-        if ("of" in line) seen = { ...seen, of: line.of };
-        else if ("over" in line) {
-          const { done, refused, message, error } = line;
-          seen = { ...seen, done, refused, message: error ? "" : message, failure: error ? message : null };
-        } else
-          seen = {
-            ...seen,
-            done: seen.done + line.done,
-            refused: seen.refused + line.refused.length,
-            refusals: [...seen.refusals, ...line.refused].slice(0, MOST),
-          };
+        seen = advanced(seen, line);
         setProgress(seen);
       }
       if (seen.message === null) seen = { ...seen, failure: "The connection broke before the end." };

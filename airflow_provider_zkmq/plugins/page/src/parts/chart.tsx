@@ -7,6 +7,8 @@ import { hourAndMinute } from "../time";
 import { rate } from "../wording";
 
 const HEIGHT = 170;
+/** The steps of the axis: there are no half tasks. */
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((digit) => digit * 10 ** zeros));
 
 export interface ChartOptions {
   title: string;
@@ -66,7 +68,7 @@ function settings(element: HTMLElement, title: string, colour: string): uPlot.Op
     scales: { y: { range: (_plot, _low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
       { ...axis, space: 60, size: 26, values: (_plot, ticks) => ticks.map(hourAndMinute) },
-      { ...axis, size: 48, values: (_plot, ticks) => ticks.map((tick) => rate(tick)) },
+      { ...axis, size: 48, incrs: WHOLE, values: (_plot, ticks) => ticks.map((tick) => rate(tick)) },
     ],
     series: [
       // Until somebody points at a minute, the last one is told.
@@ -76,11 +78,17 @@ function settings(element: HTMLElement, title: string, colour: string): uPlot.Op
         stroke: line,
         fill: `color-mix(in oklch, ${line} 14%, transparent)`,
         width: 1.5,
-        points: { show: false },
+        // A line needs two minutes: one that stands alone is a point.
+        points: { show: true, size: 5, fill: line, filter: (plot) => alone(Array.from(plot.data[1] ?? [])) },
         value: (plot, value, _series, index) => rate(index === null ? (plot.data[1]?.at(-1) ?? null) : value),
       },
     ],
   };
+}
+
+/** Where a value is known, and neither the one before nor the one after it. */
+function alone(values: readonly (number | null | undefined)[]): number[] {
+  return values.flatMap((value, at) => (value != null && values[at - 1] == null && values[at + 1] == null ? [at] : []));
 }
 
 /** A colour of the theme as a canvas takes it, which knows neither variables nor light-dark(). */

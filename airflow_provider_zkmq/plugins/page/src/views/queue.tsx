@@ -100,7 +100,7 @@ function Tiles({ row, at }: { row: QueueRow; at: Place }) {
       <Tile title="Oldest wait">
         <Since at={row.oldest_at} />
       </Tile>
-      <Tile title="In / out per min">
+      <Tile title="In/out per min">
         {rate(row.enqueued_per_minute)} / {rate(row.finished_per_minute)}
       </Tile>
       {row.next_due_at && (

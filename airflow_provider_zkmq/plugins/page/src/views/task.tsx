@@ -53,7 +53,7 @@ export function Task({ connection, queue, task: id }: Options) {
                 class={`button ${action === "redrive" ? "solid" : ""}`}
                 onClick={() => openDialog(plans.onTasks(where, action, [task.id]))}
               >
-                {plans.phrase(action)}
+                {plans.phrase(action, "task")}
               </button>
             ))}
           </span>
