@@ -92,12 +92,12 @@ def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") ->
 def _logging_as_it_was() -> Iterator[None]:
     """A command sets up logging for the process, which is not its own here."""
     ours, kazoo = (logging.getLogger(name) for name in ("airflow_provider_zkmq", "airflow_provider_zkmq.kazoo"))
-    level, propagate = ours.level, kazoo.propagate
+    level = ours.level
     try:
         yield
     finally:
         ours.setLevel(level)
-        kazoo.propagate = propagate
+        kazoo.disabled = False
 
 
 @pytest.fixture
