@@ -58,20 +58,24 @@ class BadMessage(ConfigError):
 class QueueNotFound(ConfigError):
     """There is no queue of this name: mistyped, not created yet, or deleted. Nothing was created.
 
-    ``similar``: the names of queues that come close to the one that was asked for.
+    ``similar``: the names of queues that come close to the one that was asked for. ``fact``: the message without the
+    methods that create the ``queue``; None where it cannot be created now.
     """
 
-    def __init__(self, message: str, *, similar: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.similar = tuple(similar)
+    def __init__(
+        self, message: str, *, similar: Sequence[str] = (), queue: str | None = None, remedy: str | None = None
+    ) -> None:
+        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        self.similar, self.queue = tuple(similar), queue
+        self.fact = None if remedy is None else message
 
     @classmethod
     def among(cls, queue: str, where: str, names: Sequence[str]) -> Self:
         """The error for a queue that is none of the `names` of those that are `where`, such as ``under '/zkmq'``."""
         similar = get_close_matches(queue, [name for name in names if name != queue])  # it may have come meanwhile
         hint = f" (did you mean {' or '.join(map(repr, similar))}?)" if similar else ""
-        msg = f"queue {queue!r} does not exist {where}{hint}; create it with configure() or enqueue()"
-        return cls(msg, similar=similar)
+        msg, remedy = f"queue {queue!r} does not exist {where}{hint}", "create it with configure() or enqueue()"
+        return cls(msg, similar=similar, queue=queue, remedy=remedy)
 
 
 class NotSecured(ConfigError):

@@ -188,6 +188,8 @@ def parse_limit(text: str) -> Limit:
     given: dict[str, Any] = {name: value for name, _, value in pairs}
     if len(given) < len(pairs) or not given.keys() <= {"concurrency", "rate", "per", "by"}:
         raise ConfigError(f"limit {text!r} is not understood: concurrency=, rate=, per= and by=, each once")
+    if given and not given.keys() & {"concurrency", "rate"}:
+        raise ConfigError(f"limit {text!r} limits nothing: it needs concurrency= or rate=; 'none' lifts a limit")
     return Limit(**given | {name: int(each) for name, each in given.items() if name != "by" and each.isdecimal()})
 
 

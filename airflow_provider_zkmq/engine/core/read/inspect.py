@@ -695,7 +695,8 @@ def _waiting(
 
 
 def _span(milliseconds: int) -> str:
-    return f"{max(0, milliseconds) / 1000:.1f} s"
+    span = max(0, milliseconds) / 1000
+    return spell_duration(span if span < 1 else round(span))
 
 
 @dataclass(frozen=True, slots=True)

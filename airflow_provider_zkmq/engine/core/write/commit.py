@@ -413,7 +413,8 @@ def make_bucket(context: Context, bucket: str) -> Procedure[None]:
 def queue_deleted(context: Context) -> QueueNotFound:
     """The error for a queue that was deleted under its users; what was known of it is forgotten."""
     context.forget_queue()
-    return QueueNotFound(f"queue {context.queue!r} was deleted under {context.root!r}; configure() creates it anew")
+    msg, remedy = f"queue {context.queue!r} was deleted under {context.root!r}", "configure() creates it anew"
+    return QueueNotFound(msg, queue=context.queue, remedy=remedy)
 
 
 # --- What one transaction changes, and how its refusal is understood.
