@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from ..inspection.selection import BACKOFF, Selection
+from ..inspection.selection import BACKOFF, Selection, done_story
 from ..inspection.terminal import progress
 from .connection import Cli
 from .options import STATES, State, UsageError, flag, operand, option
@@ -63,24 +63,13 @@ def do_to_each(
     *,
     named: bool,
 ) -> int:
-    """Do something to tasks, and say to which it was done, by the word for that, and which refused it; 1 if one did.
-
-    Unless they were `named`, those are passed over that somebody else was faster with.
-    """
-    from ..engine import CorruptRecord
-
+    """Do something to tasks, and say to which it was done, as `done_story` has it; 1 if one refused it."""
     refused: dict[str, ZkmqError] = {}
     count = 0
     with progress(queue.name, len(ids), lambda: count):
         for count in range(0, len(ids), _TOGETHER):
             refused |= act(ids[count : count + _TOGETHER])
-    reached = [task for task in ids if task not in refused]
-    reported = {task: why for task, why in refused.items() if named or isinstance(why, CorruptRecord)}
-    value: dict[str, object] = {"queue": queue.name, done: reached}
-    value["refused"] = [{"id": task, "reason": str(why)} for task, why in reported.items()]
-    for why in reversed(reported.values()):
-        value |= {"error": type(why).__name__, "message": str(why)}  # of the first in the end
-    for why in reported.values():
-        warn(str(why))
-    text = "\n".join(f"{done} {task}" for task in reached) if named else f"{len(reached)} {done}"
-    return cli.say(value, text or f"nothing {done}", 1 if reported else 0)
+    value, text = done_story(queue.name, done, ids, refused, named=named)
+    for each in value["refused"]:
+        warn(each["reason"])
+    return cli.say(value, text, 1 if value["refused"] else 0)

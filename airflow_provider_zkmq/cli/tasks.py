@@ -17,7 +17,7 @@ from .options import at_most_one, flag, operand, option, refuse, span
 from .verbs import verb
 
 if TYPE_CHECKING:
-    from ..engine import AnyQueue, Task
+    from ..engine import Task
 
 FAILED = 5
 _known = partial(flag, rich_help_panel="A --task-id that is in use (refused otherwise)")
@@ -39,7 +39,7 @@ def enqueue(
     metadata: Any = option("a JSON object kept with the task", "JSON", parser=options.json_object),
     attempts: Any = options.ATTEMPTS,
     lock: float | None = span("how long a claim of it without a lease holds if not extended"),
-    create: bool = flag("--create", "create the queue, as by default, if it does not exist"),
+    create: bool = flag("--create", "create the queue if it does not exist"),
     update: bool = _known("--update", "replace the task while it is queued"),
     requeue: bool = _known("--requeue", "while it is claimed, or in its dedupe window: run this one after that"),
     only_new: bool = _known("--only-new", "leave alone whatever has the id, and be content"),
@@ -81,8 +81,8 @@ def enqueue(
         try:
             handle.conf()
         except QueueNotFound as error:
-            why = f"{error}; nothing was enqueued: --create makes the queue"
-            raise QueueNotFound(why, similar=error.similar) from None
+            error.add_note("or --create")
+            raise
     if only_new:
         written = bool(internals(handle).enqueue_new(messages).written)
         value = {"queue": queue, "id": task_id, "written": written, "ids": [task_id]}
@@ -128,27 +128,13 @@ def show(
     code = 0
     for task_id in chosen.ids(handle, *options.STATES):
         if watch:
-            code = max(code, _code([_watch(cli, handle, task_id)]))
+            code = max(code, _code([task_story.follow(handle, task_id, cli.say)]))
             continue
         value, page, reasons = task_story.task_story(handle, task_id)
         if why and not reasons:
             handle.explain(task_id)  # which refuses it
         cli.say(value, reasons if why else page)
     return code
-
-
-def _watch(cli: Cli, queue: AnyQueue, task_id: str) -> Task:
-    """Print a line for each change until the task ends."""
-    shown: list[object] = []
-
-    def show_change(task: Task) -> None:
-        value, text = task_story.change(queue.name, task)
-        compared = value | {"version": None}
-        if compared not in shown[-1:]:
-            shown.append(compared)
-            cli.say(value, text)
-
-    return queue.follow(task_id, show_change)
 
 
 @verb("task wait", "wait", example="zkmq task wait orders invoice-7 --timeout 10m")

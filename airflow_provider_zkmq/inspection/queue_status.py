@@ -166,8 +166,9 @@ def conf_facts(conf: dict[str, Any]) -> dict[str, Any]:
     """The record of a configuration for people, who read what None stands for."""
     without = {"task_gc_lifetime": "for ever", "task_gc_interval": "never", "lock": "none", "archived": "none"}
     policy = conf["policy"] | {"attempts": conf["policy"]["attempts"] or "unbounded"}
-    limit = ", ".join(f"{name}={value}" for name, value in conf["limit"].items() if value is not None)
-    bound = conf["limit"]["concurrency"] is not None or conf["limit"]["rate"] is not None
+    bounds = conf["limit"] | {"per": conf["limit"]["rate"] and words("per", conf["limit"]["per"])}
+    limit = ",".join(f"{name}={value}" for name, value in bounds.items() if value is not None)
+    bound = (bounds["concurrency"], bounds["rate"]) != (None, None)
     shown = {name: text for name, text in without.items() if conf[name] is None}
     return conf | shown | {"policy": policy, "limit": limit if bound else "none"}
 
@@ -187,10 +188,16 @@ def overview_page(statuses: list[dict[str, Any]]) -> str:
     for each in statuses:
         counts, oldest, due = each["counts"], each["oldest_at"], each["next_due_at"]
         pending = counts["inserted"] - counts["scheduled"]
-        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and since(due)}
+        more = {"pending": pending, "oldest": oldest and since(oldest), "next_due": due and _due(due)}
         rows.append(each | counts | more)
     columns = "queue pending scheduled claimed dead paused consumers oldest next_due"
     return _after_troubles(statuses, table(rows, columns))
+
+
+def _due(moment: str) -> str:
+    """In how long a task is due; now, where it is already."""
+    distance = since(moment)
+    return distance if distance.startswith("in ") else "now"
 
 
 def _after_troubles(statuses: list[dict[str, Any]], page: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -86,6 +86,25 @@ def one_by_one(act: Callable[[str], object], ids: Sequence[str]) -> dict[str, Zk
         except (CorruptRecord, IllegalTransition, TaskNotFound) as error:
             refused[task] = error
     return refused
+
+
+def done_story(
+    queue: str, done: str, ids: Sequence[str], refused: Mapping[str, ZkmqError], *, named: bool
+) -> tuple[dict[str, Any], str]:
+    """To which tasks something was done, by the word for that, and which refused it: a record, and a text for people.
+
+    Unless they were `named`, those are passed over that somebody else was faster with.
+    """
+    from ..engine import CorruptRecord
+
+    reached = [task for task in ids if task not in refused]
+    reported = {task: why for task, why in refused.items() if named or isinstance(why, CorruptRecord)}
+    value: dict[str, Any] = {"queue": queue, done: reached}
+    value["refused"] = [{"id": task, "reason": str(why)} for task, why in reported.items()]
+    for why in reversed(reported.values()):
+        value |= {"error": type(why).__name__, "message": str(why)}  # of the first in the end
+    text = "\n".join(f"{done} {task}" for task in reached) if named else f"{len(reached)} {done}"
+    return value, text or f"nothing {done}"
 
 
 class HasFailed(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .records import iso, payload, record
@@ -74,7 +74,21 @@ def task_story(queue: AnyQueue, task_id: str) -> tuple[dict[str, Any], str, str]
     return value, "\n\n".join(parts), reasons
 
 
-def change(queue: str, task: Task) -> tuple[dict[str, Any], str]:
+def follow(queue: AnyQueue, task_id: str, say: Callable[[dict[str, Any], str], object]) -> Task:
+    """Say each change until the task ends, as a record and as a line for people; returns the task then."""
+    said: list[object] = []
+
+    def say_change(task: Task) -> None:
+        value, text = _change(queue.name, task)
+        compared = value | {"version": None}
+        if compared not in said[-1:]:
+            said.append(compared)
+            say(value, text)
+
+    return queue.follow(task_id, say_change)
+
+
+def _change(queue: str, task: Task) -> tuple[dict[str, Any], str]:
     """What of a task changes while it is followed: as a record, and as a line for people."""
     known = record(task)
     names = ("id", "state", "status", "attempt", "progress", "note", "error", "version")

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-_CELL: Final = 60
+#: The most characters of a cell, by its column.
+_CELLS: Final = {"data": 60, "result": 60, "error": 200}
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 #: Fields that hold seconds.
 _SPANS: Final = frozenset(
-    {"lease", "lock", "idle", "task_gc_lifetime", "task_gc_interval", "factor", "min_backoff", "max_backoff"}
+    {"lease", "lock", "idle", "task_gc_lifetime", "task_gc_interval", "factor", "min_backoff", "max_backoff", "per"}
 )
 
 
@@ -57,7 +58,7 @@ def words(name: str, value: Any) -> str:
         case int() | float() if name in _SPANS:
             from ..engine import spell_duration
 
-            return spell_duration(value)
+            return spell_duration(round(value) if name == "idle" and value > 1 else value)  # which was measured
         case float() if name == "progress":
             return f"{value:.0%}"
     return str(value)
@@ -82,7 +83,8 @@ def _label(name: str) -> str:
 def _cell(row: Mapping[str, Any], name: str) -> str:
     encoded = row.get(f"{name}_base64")
     text = words(name, row.get(name)) if encoded is None else f"base64:{encoded}"
-    return text if name not in {"data", "result"} or len(text) <= _CELL else text[: _CELL - 1] + "…"
+    most = _CELLS.get(name, len(text))
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _aligned(rows: Iterable[Iterable[str]]) -> str:
@@ -91,6 +93,14 @@ def _aligned(rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
+
+
+def error(raised: Any) -> str:
+    """An error in one line, with the verb that creates a queue where the engine would name its methods."""
+    said = str(raised)
+    if fact := getattr(raised, "fact", None):
+        said = ", ".join([f"{fact}: zkmq queue create {raised.queue}", *getattr(raised, "__notes__", ())])
+    return one_line(" ".join(said.split()))
 
 
 def one_line(text: str) -> str:
