@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -114,7 +115,8 @@ class Watching(Cli):
     interval: float = span("with --watch: how long between two answers (2s)", 2.0)
 
     def pause(self) -> None:
-        """Wait until the next answer is due, for which a terminal is cleared."""
+        """Wait until the next answer is due, for which a terminal is cleared. From now on a lost connection is told."""
+        logging.basicConfig(format="zkmq: %(message)s", level=logging.INFO)  # the engine tells it at once
         time.sleep(self.interval)
         if sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")

@@ -40,7 +40,7 @@ _NOT_UNDERSTOOD: type[Any] = typer.BadParameter.__mro__[1]
 
 
 def entry() -> None:
-    """The console script."""
+    """The console script of installations from before `airflow_provider_zkmq.__main__` was it."""
     sys.exit(main())
 
 
@@ -49,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    logger = logging.getLogger("airflow_provider_zkmq.kazoo")  # the engine's errors say it in one line
-    logger.propagate = False
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+    logging.getLogger("airflow_provider_zkmq.kazoo").disabled = True  # the engine's errors say it in one line
     try:
         try:
             code = _carry_out(words)
@@ -73,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(error: Exception, words: list[str]) -> int:
     """Say what went wrong in one line, with ``-v`` also where, with ``--json`` as JSON, too; returns the exit code."""
     said = words[: words.index("--")] if "--" in words else words
-    code, message = _exit_code(error), wording.one_line(" ".join(str(error).split()))
+    code, message = _exit_code(error), wording.error(error)
     if code == OUR_MISTAKE:
         message = f"this is a mistake of zkmq itself ({type(error).__name__}: {message}); -v shows where"
     if {"-v", "--verbose"}.intersection(said):
@@ -92,7 +89,7 @@ def _carry_out(words: list[str]) -> int:
     if os.environ.get(_COMPLETION):
         command.main(words, prog_name="zkmq", complete_var=_COMPLETION)
     try:  # not by Typer's own `main`, which has other exit codes
-        with command.make_context("zkmq", [*words]) as ctx:
+        with command.make_context("zkmq", [*words] or ["--help"]) as ctx:
             return int(command.invoke(ctx) or 0)
     except typer.Exit as leave:
         return int(leave.exit_code)

@@ -45,10 +45,10 @@ def doctor(cli: Cli) -> int:
 # --- What is done with a whole queue.
 
 
-_FILTER = "declare a filter: enum:low,standard,high or integer or string; replaces the whole declaration"
+_FILTER = "declare a filter: integer, string or enum:low,high; replaces the whole declaration"
 _ARCHIVE = "clean-up keeps what no archive holds, also before the first run of one"
 _FOLLOW = "streams follow what ends: runs that leave before they were taken are kept"
-_LIMIT = "how many are claimed at once, or in a period: concurrency=2,rate=10,per=1m,by=FILTER; none lifts it"
+_LIMIT = "concurrency=N at once, rate=N in per=1m, of each value with by=FILTER; replaces all of it; none lifts it"
 _FINAL = "after such an exception, say package.module.Error, no more attempts; replaces the list, '' empties it"
 
 
@@ -70,7 +70,12 @@ class Policy:
         return changes if self.final is None else changes | {"final": tuple(filter(None, self.final))}
 
 
-@verb("queue create", "queue configure", "configure", example="zkmq queue configure orders --filter size=integer")
+@verb(
+    "queue create",
+    "queue configure",
+    "configure",
+    example="zkmq queue configure orders --limit concurrency=2,rate=10,per=1m",
+)
 def configure(
     cli: Cli,
     queue: QueueName,

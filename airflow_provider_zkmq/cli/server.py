@@ -36,6 +36,5 @@ def server(
     running = embedded.EmbeddedServer(data_dir, port, ensemble, host, tls=tls, max_connections=max_connections)
     if whom := embedded.warning(host, tls):
         warn(whom)
-
     embedded.serve_until_stopped(running, lambda: cli.say(*embedded.ready(running)))
     return 0

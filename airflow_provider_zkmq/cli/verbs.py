@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, is_dataclass
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import typer
@@ -21,8 +22,9 @@ Verb = TypeVar("Verb", bound=Callable[..., int])
 
 #: Each verb, by the words that name it, such as ``task list`` and ``list``.
 VERBS: dict[str, Callable[..., int]] = {}
-_EPILOG: Final = """\
-zkmq VERB --help tells of a verb. Those of the groups have short names, too: zkmq enqueue is zkmq task enqueue.
+_SHARED_HELP: Final = """
+zkmq VERB --help tells of a verb. Those of the groups have short names, too:
+zkmq enqueue is zkmq task enqueue.
 
 exit codes:
 0  ok
@@ -59,6 +61,17 @@ class Group(TyperGroup):
         super().__init__(**attributes)
         self.commands = _Commands(_APPS[self.name or ""] | dict(self.commands))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the first word names; where `dead` has none that comes close, the word is a queue to list."""
+        listed = self.name == "dead" and not get_close_matches(args[0], self.commands)
+        return super().resolve_command(ctx, ["list", *args] if listed else args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; that of all verbs ends with what they share, whose lines not every Typer would keep."""
+        super().format_help(ctx, formatter)
+        if not self.name:
+            print(_SHARED_HELP, end="")
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -80,12 +93,11 @@ def _declare(function: Callable[..., Any], parameters: dict[str, inspect.Paramet
     return function
 
 
-def _group(text: str, epilog: str | None = None) -> typer.Typer:
+def _group(text: str) -> typer.Typer:
     """A group of verbs, which takes the common options, too."""
     group = typer.Typer(
         cls=Group,
         help=text,
-        epilog=epilog,
         context_settings=_CONTEXT,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -99,7 +111,7 @@ def _group(text: str, epilog: str | None = None) -> typer.Typer:
     return group
 
 
-ROOT: Final = _group("A durable task queue on Apache ZooKeeper.", _EPILOG)
+ROOT: Final = _group("A durable task queue on Apache ZooKeeper.")
 GROUPS: Final = {
     "queue": _group("Create, configure, pause, clean, check and delete queues."),
     "task": _group("Enqueue tasks, look at them, wait for them; claim and settle them."),

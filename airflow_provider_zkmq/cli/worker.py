@@ -25,14 +25,14 @@ class Work:
     command: str | None = option(_COMMAND, "CMD", names=("--exec",))
     pass_credentials: bool = flag("--pass-credentials", "with --exec: the command inherits ZKMQ_AUTH and the like")
     transactional: bool = flag("--transactional", _TRANSACTIONAL)
-    threads: int = option("tasks in hand at once (1); 0: only watch", "N", 1, names=("--threads", "--concurrency"))
-    limit: int | None = option("end when so many tasks were handled", "N", names=("--max-tasks",))
+    threads: int = option("tasks in hand at once (1); 0: none", "N", 1, ("--threads", "--concurrency"), min=0, max=1000)
+    limit: int | None = option("end when so many tasks were handled", "N", names=("--max-tasks",), min=1)
     task_timeout: float | None = span("an attempt that takes longer has failed; a command is ended then")
     lease: float | None = span("claims outlive the ZooKeeper session, and end so long after they were last extended")
     heartbeat: bool = flag(" /--no-heartbeat", "do not extend locks and leases: they bound the handling", True)
     throttle: float = span("a thread's pause between tasks (0)", 0.0)
-    prefetch: int = option("claim so many tasks ahead at the most, while handlers are fast (32); 0: none", "N", 32)
-    warn_size: int | None = option("log a warning, at most each 6 h, when more than N tasks are pending", "N")
+    prefetch: int = option("claim so many ahead at the most, while handlers are fast (32); 0: none", "N", 32, min=0)
+    warn_size: int | None = option("log a warning, at most each 6 h, when more than N tasks are pending", "N", min=0)
     listen: str | None = option("serve /metrics for Prometheus, /livez, /readyz (extra: metrics)", "HOST:PORT")
     until_empty: bool = flag("--until-empty", "end when nothing that fits is left, and if there is no such queue")
     grace: float = span("on SIGTERM, and on SIGHUP, which reloads: time to finish what is in hand (30s)", 30.0)
@@ -44,6 +44,8 @@ class Work:
         at_most_one(lease=self.lease, transactional=self.transactional)
         nothing = self.handler is self.command is None
         refuse(
+            (self.command is not None and not self.command.strip(), "--exec is empty: it would complete every task"),
+            (self.task_timeout is not None and self.task_timeout < 0.1, "--task-timeout must be 100ms or more"),
             (self.threads and nothing, "worker needs --handler or --exec; only --threads 0 has nothing to handle"),
             (self.until_empty and not self.threads, "--until-empty does not go with --threads 0: nothing is emptied"),
         )
