@@ -22,9 +22,9 @@ _LAST = "tests/simulation/test_schedules.py"
 
 @pytest.fixture(autouse=True)
 def _kazoo_s_log() -> Iterator[None]:
-    """Airflow's classes thin out what kazoo logs in their process, in which other tests follow."""
+    """Airflow's classes thin out what kazoo logs in their process, the command line all of it; other tests follow."""
     logger = logging.getLogger("airflow_provider_zkmq.kazoo")
-    before = list(logger.filters)
+    before, logger.disabled = list(logger.filters), False
     yield
     logger.filters[:] = before
 

@@ -93,14 +93,14 @@ def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") ->
 def _logging_as_it_was() -> Iterator[None]:
     """A command sets up logging for the process, which is not its own here."""
     ours, kazoo = (logging.getLogger(name) for name in ("airflow_provider_zkmq", "airflow_provider_zkmq.kazoo"))
-    level, propagate, thread_hook = ours.level, kazoo.propagate, threading.excepthook
+    level, thread_hook = ours.level, threading.excepthook
     try:
         yield
     finally:
         logging.captureWarnings(capture=False)
         threading.excepthook = thread_hook
         ours.setLevel(level)
-        kazoo.propagate = propagate
+        kazoo.disabled = False
 
 
 @pytest.fixture

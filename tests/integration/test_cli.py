@@ -10,12 +10,13 @@ import shlex
 import signal
 import socket
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_zkmq.embedded import server
-from airflow_provider_zkmq.engine import Queue, State
+from airflow_provider_zkmq.embedded import EmbeddedServer, server
+from airflow_provider_zkmq.engine import Message, Queue, State
 from tests.integration.command import LIMIT_S, Cli, Ended, cli, queue
 from tests.integration.conftest import taken
 from tests.support import eventually
@@ -54,7 +55,7 @@ _REFUSED = {
     ("ConfigError", "whole number"): ("enqueue q x --filter size=big", "enqueue q x --filter size=1.5"),
     ("ConfigError", "priority"): ("enqueue q x --priority 100000",),
     ("ConfigError", "a/b"): ("enqueue a/b x",),
-    ("QueueNotFound", "--create"): ("enqueue p x",),
+    ("QueueNotFound", "zkmq queue create p, or --create"): ("enqueue p x",),
     ("ConfigError", "class"): ("claim q --node class=extreme", "claim q --selector 'class>'"),
     ("ConfigError", "lease"): ("claim q --lease 0", "worker q --exec cat --lease 0 --until-empty"),
     ("ConfigError", "backoff"): ("configure q --min-backoff 400",),
@@ -415,6 +416,37 @@ def test_the_overview_begins_with_the_queues_in_trouble(cli: Cli) -> None:
     )
     assert waiting.split()[:7] == ["waiting", "1", "0", "0", "0", "no", "0"]
     assert calm.split() == ["calm", "0", "1", "0", "0", "no", "0", "-", "in", "1", "h"], "when the next is due"
+
+
+def test_a_limit_is_shown_as_it_is_set(cli: Cli, queue: Queue) -> None:
+    """The period with a rate alone, and in words; what is given replaces the whole limit, and one word lifts it."""
+    cli.ask("configure q --filter size=integer")
+    for given, shown in (
+        ("rate=10,per=60,concurrency=2", "concurrency=2,rate=10,per=1m"),
+        ("concurrency=2,by=size", "concurrency=2,by=size"),
+        ("none", "none"),
+    ):
+        told = cli.told(f"configure q --limit {given}")
+        assert re.search(f"^limit +{shown}$", told, re.MULTILINE)
+        assert re.search(f"^limit +{shown}$", cli.told("status q"), re.MULTILINE)
+    cli.ask("configure q --limit rate=1,per=1h")
+    queue.enqueue_many([Message(b"")] * 2)
+    cli.ask("claim q")
+    (left,) = queue.tasks(state="inserted")
+    assert re.search(r"the next may follow in (1h|59m\d+s)$", cli.told(f"show q {left.id} --why"), re.MULTILINE)
+
+
+def test_whoever_watches_is_told_at_once_that_the_connection_is_lost(tmp_path: Path) -> None:
+    """On standard error; the answers stay JSON."""
+    with EmbeddedServer(tmp_path, force_sync=False) as running:
+        watching = Cli(running.hosts, "/x").background("status", "--watch", "--interval", "0.01", "--json")
+        with watching as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert [json.loads(process.stdout.readline()) for _ in range(3)] == [{"queues": []}] * 3
+            running.stop()
+            lost = b"zkmq: the connection to ZooKeeper is lost; it is opened again as soon as a server answers\n"
+            assert process.stderr.readline() == lost
 
 
 def test_the_consumers_of_a_queue_are_named(cli: Cli, queue: Queue) -> None:

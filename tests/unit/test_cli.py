@@ -35,7 +35,7 @@ from airflow_provider_zkmq.engine.errors import (
     Unavailable,
     WaitTimeout,
 )
-from airflow_provider_zkmq.inspection import records, wording
+from airflow_provider_zkmq.inspection import queue_status, records, wording
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
@@ -139,8 +139,10 @@ _MISUSES = {
     "redrive q": ("", "t --all"),
     "list q": ("--state lost", "--limit -1"),
     "configure q": ("--filter a=colour:red", "--filter a=enum:x,x", "--order random"),
+    "configure q --limit": ("by=customer", "per=1m", "by=customer,per=1m", "''", "rate=0", "rate=1,rate=2"),
     "worker q": ("", "--threads 0 --until-empty", "--exec cat --handler a:b", "--exec cat --grace -1"),
-    "worker q --exec cat": ("--transactional", "--warn-size -1"),
+    "worker q --exec": ("''", "' \t'"),
+    "worker q --exec cat": ("--transactional",),
     "worker q --handler": ("json", "no.such.module:run", "json:nothing", "json:__name__"),
     "worker q --handler json:dumps": ("--pass-credentials", "--transactional --lease 5"),
 }
@@ -158,6 +160,111 @@ def test_bad_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], su
             assert set(answer) == {"error", "message"}
             assert told.err == f"zkmq: {answer['message']}\n"
             assert "nopassword" not in told.err
+
+
+def test_a_number_out_of_its_range_is_refused_by_the_option_s_own_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """And not by the name that the engine has for it; more threads than a machine takes are refused."""
+    for option in (
+        "--max-tasks=0",
+        "--warn-size=-1",
+        "--task-timeout=0",
+        "--threads=-1",
+        "--threads=1001",
+        "--prefetch=-1",
+    ):
+        assert main.main(["worker", "q", "--exec", "cat", option]) == 2
+        told = capsys.readouterr().err
+        assert option.partition("=")[0] in told
+        assert not re.search("max_size|task_timeout|limit [0-9]", told)
+
+
+def test_a_limit_that_limits_nothing_is_refused_with_the_way_to_lift_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever leaves a part out does not lift the limit."""
+    assert main.main(["configure", "q", "--limit", "by=customer"]) == 2
+    assert "it needs concurrency= or rate=; 'none' lifts a limit" in capsys.readouterr().err
+
+
+_INTERRUPTED = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+from airflow_provider_zkmq.__main__ import entry
+entry()
+"""
+
+
+def test_ctrl_c_is_silent_while_modules_are_imported() -> None:
+    """No traceback, and the exit code of Ctrl-C."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "closed", "code", "out", "err"),
+    [
+        ("list q", ">&-", 0, "", ""),
+        ("list q", "<&- 2>&-", 0, "ID .*", ""),
+        ("enqueue q -", "<&-", 0, "[0-9a-f-]+\n", ""),
+        ("delete q", "<&-", 2, "", "zkmq: .* add --yes to do so\n"),
+        ("status nope --json", "2>&-", 2, '{"error": .*}\n', ""),
+        ("status nope", "2>&-", 2, "", ""),
+        ("status nope", ">&- <&-", 2, "", "zkmq: queue 'nope' .*\n"),
+    ],
+)
+def test_closed_standard_streams_give_no_traceback(
+    tmp_path: Path, line: str, closed: str, code: int, out: str, err: str
+) -> None:
+    """Nothing is read from them, what is written to them is lost, and errors are not on standard output instead."""
+    hosts = f"textqueue://{tmp_path}"
+    assert main.main(["queue", "create", "q", "--hosts", hosts]) == 0
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "airflow_provider_zkmq"]
+    ended = subprocess.run([*command, *line.split(), "--hosts", hosts], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr[:400]) == (code, ended.stderr)
+    assert re.fullmatch(out, ended.stdout, re.DOTALL)
+    assert re.fullmatch(err, ended.stderr)
+
+
+def test_without_a_word_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as by --help."""
+    told = [(main.main(words), capsys.readouterr()) for words in ([], ["--help"])]
+    assert told[0] == told[1]
+    assert "Usage: zkmq " in told[0][1].out
+
+
+def test_a_queue_that_is_missing_is_told_with_the_verb_that_creates_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one sentence, which names no method of Python; an enqueue has an option of its own."""
+    hosts = ["--hosts", f"textqueue://{tmp_path}"]
+    told = f"zkmq: queue 'missing' does not exist in {tmp_path}: zkmq queue create missing"
+    for line, more in (("enqueue missing x", ", or --create"), ("list missing", ""), ("dead missing", "")):
+        assert main.main([*line.split(), *hosts]) == 2
+        assert capsys.readouterr().err == f"{told}{more}\n"
+
+
+def test_dead_with_the_name_of_a_queue_lists_its_dead_letters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the word comes close to a verb of the group, it is a mistyped verb."""
+    hosts = ["--hosts", f"textqueue://{tmp_path}"]
+    assert main.main(["queue", "create", "orders", *hosts]) == 0
+    capsys.readouterr()
+    told = [
+        (main.main([*line.split(), "--json", *hosts]), capsys.readouterr())
+        for line in ("dead orders", "dead list orders")
+    ]
+    assert told[0] == told[1]
+    assert json.loads(told[0][1].out) == {"queue": "orders", "groups": []}
+    assert main.main(["dead", "lst", "orders"]) == 2
+    assert "Did you mean 'list'?" in capsys.readouterr().err
 
 
 def test_a_report_is_refused_at_once(
@@ -357,6 +464,27 @@ def test_tables_are_aligned_and_keep_control_characters_off_the_terminal() -> No
     assert "\x1b" not in wording.table([{"x": "\x1b[31m\n"}], "x")
     assert wording.table([{"x": "\x1b[31m\n"}], "x").count("\n") == 1
     assert (wording.table([], "x y_at"), wording.facts({})) == ("X  Y", "")
+
+
+def test_a_long_error_is_cut_in_a_table_alone() -> None:
+    """At 200 characters; the facts of one task have all of it."""
+    row = {"error": "x" * 4000}
+    assert wording.table([row], "error") == f"ERROR\n{'x' * 199}…"
+    assert wording.facts(row) == f"error  {'x' * 4000}"
+
+
+def test_what_was_measured_is_told_in_whole_seconds_and_what_was_set_as_it_is() -> None:
+    """Below a second in milliseconds; nobody reads more."""
+    spans = {3.089: "3s", 625.288: "10m25s", 0.5: "500ms"}
+    assert {span: wording.words("idle", span) for span in spans} == spans
+    assert wording.words("min_backoff", 1.5) == "1s500ms"
+
+
+def test_a_task_that_is_due_is_due_now() -> None:
+    """Not some time ago; one that is not is due in so long."""
+    status = {"queue": "q", "troubles": [], "counts": {"inserted": 1, "scheduled": 0}, "oldest_at": None}
+    for due, told in (("2020-01-01T00:00:00+00:00", "now"), ("2999-01-01T00:00:00+00:00", r"in \d+ d")):
+        assert re.search(f"  {told}$", queue_status.overview_page([status | {"next_due_at": due}]))
 
 
 def test_people_read_words() -> None:
