@@ -65,8 +65,8 @@ def get_provider_info() -> dict[str, Any]:
         "notifications": ["airflow_provider_zkmq.notifications.dead_letters.ZkmqDeadLetterNotifier"],
         "plugins": [{"name": "zkmq", "plugin-class": "airflow_provider_zkmq.plugins.zkmq.ZkmqPlugin"}],
         "extra-links": [
-            "airflow_provider_zkmq.hooks.page_links.QueueLink",
-            "airflow_provider_zkmq.hooks.page_links.TaskLink",
+            "airflow_provider_zkmq.hooks.task_instance.QueueLink",
+            "airflow_provider_zkmq.hooks.task_instance.TaskLink",
         ],
         "cli": ["airflow_provider_zkmq.commands.definition.get_zkmq_cli_commands"],
         "config": {"zkmq": {"description": "Queues on ZooKeeper.", "options": _OPTIONS}},

@@ -13,7 +13,7 @@ from ..engine.core.model.values import Duration, Moment, optional_milliseconds, 
 from ..engine.core.read.columnar_read import Scanned
 from ..engine.core.read.inspect import as_state, checked_columns, checked_ids
 from ..engine.core.read.overview import Activity, HeldClaim, Overview
-from ..engine.core.read.pages import MOST
+from ..engine.core.read.pages import MOST, SCHEDULED
 from .directory import Directory
 from .operations import Putting
 from .refusals import BATCHES, OnlyWhatFilesHave, refuse
@@ -128,7 +128,11 @@ class FileQueueInternals(OnlyWhatFilesHave):
 
     def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
         """The next tasks in `state` behind `after`, as `QueueInternals.page`, in the order of the lines."""
-        count, ids = whole_number("most", most, 1, MOST), self.ids(state)
+        count = whole_number("most", most, 1, MOST)
+        waits = self.ids(State.INSERTED) if state in {SCHEDULED, State.INSERTED} else []
+        late = self.scan(waits, ["due_ms"]).columns["due_ms"] if waits else []
+        scheduled = {task for task, due in zip(waits, late, strict=True) if due is not None}
+        ids = sorted(scheduled) if state == SCHEDULED else [each for each in self.ids(state) if each not in scheduled]
         start = ids.index(after) + 1 if after in ids else 0
         return [(task, task) for task in ids[start : start + count]]
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow.sdk import BaseHook
 
 from ..engine import ConfigError
-from .connection_options import (
-    DEFAULT_CONN_ID,
-    DEFAULT_QUEUE,
-    async_connection_options,
-    connection_options,
-    limit_kazoo_logging,
-)
+from . import connection_options
 
 if TYPE_CHECKING:
     from ..engine import AnyClient, AnyQueue, AsyncQueue, AsyncZkmq
@@ -28,16 +22,18 @@ class ZkmqHook(BaseHook):
     """
 
     conn_name_attr = "zkmq_conn_id"
-    default_conn_name = DEFAULT_CONN_ID
+    default_conn_name = connection_options.DEFAULT_CONN_ID
     conn_type = "zkmq"
     hook_name = "ZooKeeper queue (zkmq)"
 
-    def __init__(self, zkmq_conn_id: str = DEFAULT_CONN_ID, queue: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, zkmq_conn_id: str = connection_options.DEFAULT_CONN_ID, queue: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.zkmq_conn_id = zkmq_conn_id
         self.queue_name = queue
         self._client: AnyClient | None = None
-        self._default_queue = DEFAULT_QUEUE
+        self._default_queue = connection_options.DEFAULT_QUEUE
 
     def get_conn(self) -> AnyClient:
         """Return the connection, opened by the first call.
@@ -49,9 +45,9 @@ class ZkmqHook(BaseHook):
         if self._client is None:
             from ..engine import Zkmq
 
-            limit_kazoo_logging()
+            connection_options.limit_kazoo_logging()
             conn = self.get_connection(self.zkmq_conn_id)
-            options = connection_options(conn)
+            options = connection_options.connection_options(conn)
             self._default_queue = options.pop("queue")
             self._client = Zkmq.connect(**options)
         return self._client
@@ -65,7 +61,7 @@ class ZkmqHook(BaseHook):
         """Open a connection for the running event loop, the caller's to close. Raises what `get_conn` does."""
         from ..engine import AsyncZkmq
 
-        options = await async_connection_options(self.zkmq_conn_id)
+        options = await connection_options.async_connection_options(self.zkmq_conn_id)
         self._default_queue = options.pop("queue")
         return await AsyncZkmq.connect(**options)
 

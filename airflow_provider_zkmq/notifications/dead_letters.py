@@ -11,7 +11,7 @@ from airflow.sdk import BaseNotifier, Context
 
 from ..engine import ConfigError, State
 from ..engine.queue_internals import internals
-from ..hooks import connection_options, page_links, settings, xcom_results
+from ..hooks import connection_options, settings, task_instance, xcom_results
 from ..hooks.xcom_results import one_line
 from ..hooks.zkmq import ZkmqHook
 
@@ -101,7 +101,7 @@ class ZkmqDeadLetterNotifier(BaseNotifier):
         with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
             found = dead_letters(hook.queue(), settings.how_many("dead_letters_shown", self.most))
         if found["dead"] or self.always:
-            page = page_links.page_of(self.zkmq_conn_id, found["queue"], view="dead")
+            page = task_instance.page_of(self.zkmq_conn_id, found["queue"], view="dead")
             command = xcom_results.typed(self.zkmq_conn_id)
             values: Any = {**context, "zkmq": {**found, "command": command, "page": page}}
             text = str(self.render_template(self.message, values))

@@ -13,16 +13,7 @@ from airflow.sdk import BaseOperator, Context, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, Duration, QueueNotFound, TaskNotFound, TransportError, ZkmqError
-from ..hooks import (
-    arguments,
-    claim_references,
-    connection_options,
-    deferring,
-    metrics,
-    outages,
-    page_links,
-    task_instance,
-)
+from ..hooks import arguments, claim_references, connection_options, deferring, metrics, outages, task_instance
 from ..hooks.claim_references import ClaimReference
 from ..hooks.deferring import deferral
 from ..hooks.zkmq import ZkmqHook
@@ -189,7 +180,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
 
     template_fields: Sequence[str] = ("zkmq_queue", "selector", "claims", "zkmq_conn_id")
     ui_color = "#e8f0e4"
-    operator_extra_links = page_links.LINKS
+    operator_extra_links = task_instance.LINKS
 
     def __init__(
         self,
@@ -289,7 +280,7 @@ class ZkmqClaimOperator(NotMappable, BaseOperator):
                 give_back(hook.queue, taken, self.log)
                 raise
             for claim, _ in taken:
-                page_links.note(self, claim["queue"], "claimed", [each.claim["id"] for each in taken])
+                task_instance.link_tasks(self, claim["queue"], "claimed", [each.claim["id"] for each in taken])
                 self.log.info(
                     "Took %s, attempt %d, token %d", claim_references.shown(claim), claim["attempt"], claim["token"]
                 )

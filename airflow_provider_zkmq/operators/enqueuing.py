@@ -27,7 +27,6 @@ from ..hooks import (
     lineage,
     metrics,
     outages,
-    page_links,
     task_instance,
     xcom_results,
 )
@@ -310,7 +309,7 @@ class ZkmqEnqueueOperator(lineage.WritesQueue, BaseOperator):
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"filters": "json", "metadata": "json", "then": "json"}
     ui_color = "#e8f0e4"
-    operator_extra_links = page_links.LINKS
+    operator_extra_links = task_instance.LINKS
 
     def __init__(
         self,
@@ -411,7 +410,7 @@ class ZkmqEnqueueOperator(lineage.WritesQueue, BaseOperator):
             if adopted:
                 what = "Adopted %d task(s) of queue %r that an earlier try had enqueued%s"
                 self.log.info(what, adopted, queue.name, hint)
-            page_links.note(self, queue.name, "enqueued", ids, batch=self.batch)
+            task_instance.link_tasks(self, queue.name, "enqueued", ids, batch=self.batch)
             if self.wait_for_completion and ids:
                 self._await(context, queue, ids, key, deferring.wait_limit(self))
         return self._to_xcom(ids)
@@ -522,7 +521,7 @@ class ZkmqEnqueueOperator(lineage.WritesQueue, BaseOperator):
             if isinstance(ended, Sequence)
             else ended.failed
         )
-        page_links.note(self, queue.name, "enqueued", ids, failed, batch=self.batch)
+        task_instance.link_tasks(self, queue.name, "enqueued", ids, failed, batch=self.batch)
         log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
         _RESULTS.check(queue.name, ended)
 

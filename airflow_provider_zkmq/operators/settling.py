@@ -15,16 +15,7 @@ from airflow.sdk import BaseOperator, Context, TaskGroup, XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError, AirflowSkipException
 
 from ..engine import ClaimLost, ConfigError, QueueNotFound, TaskNotFound, TaskTooLarge, ZkmqError
-from ..hooks import (
-    arguments,
-    claim_references,
-    connection_options,
-    metrics,
-    outages,
-    page_links,
-    task_instance,
-    xcom_results,
-)
+from ..hooks import arguments, claim_references, connection_options, metrics, outages, task_instance, xcom_results
 from ..hooks.claim_references import ClaimReference
 from ..hooks.zkmq import ZkmqHook
 from . import dag_run_work
@@ -375,7 +366,7 @@ class ZkmqSettleOperator(dag_run_work.NotMappable, BaseOperator):
     # The result is rendered where the work succeeded: other work may have none, and then Airflow would not even start.
     template_fields: Sequence[str] = ("claims", "zkmq_conn_id")
     ui_color = "#e8f0e4"
-    operator_extra_links = page_links.LINKS
+    operator_extra_links = task_instance.LINKS
 
     def __init__(
         self,
@@ -435,7 +426,7 @@ class ZkmqSettleOperator(dag_run_work.NotMappable, BaseOperator):
         except ConfigError as error:  # no other try would understand them
             raise AirflowFailException(f"nothing is settled: {error}") from None
         if claims:
-            page_links.note(self, claims[0]["queue"], "settled", [claim["id"] for claim in claims])
+            task_instance.link_tasks(self, claims[0]["queue"], "settled", [claim["id"] for claim in claims])
         work = self._work(context)
         failed = [(each.task_id, each.map_index) for each in work if each.state == "failed"]
         failed = failed[: dag_run_work.MOST_CHECKED]

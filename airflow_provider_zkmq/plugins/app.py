@@ -11,13 +11,7 @@ from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.core_api.security import (
-    GetUserDep,
-    bearer_scheme,
-    get_user,
-    requires_access_connection,
-    requires_access_dag,
-)
+from airflow.api_fastapi.core_api import security
 from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.configuration import conf
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
@@ -114,11 +108,11 @@ async def page(request: Request) -> Response:
 
 async def _user(request: Request) -> Any:
     """Who asks, as Airflow knows it. Raises `HTTPException` where that is nobody."""
-    return await get_user(request, None, await bearer_scheme(request))
+    return await security.get_user(request, None, await security.bearer_scheme(request))
 
 
 @_PAGE.get("/static/{name}", include_in_schema=False)
-async def static(name: str, _user: GetUserDep) -> Response:
+async def static(name: str, _user: security.GetUserDep) -> Response:
     """A file of the page."""
     if name not in _FILES:
         raise HTTPException(404, "there is no such file")
@@ -130,16 +124,16 @@ def _file(name: str) -> bytes:
 
 
 @_PAGE.get("/api/connections")
-def connections(user: GetUserDep) -> dict[str, Any]:
+def connections(user: security.GetUserDep) -> dict[str, Any]:
     """The connections that the user may read, and whether he may act on their queues."""
     may_act = set(access.connections(user, "PUT"))
     shown = [{"id": name, "may_act": name in may_act} for name in access.connections(user)]
     return {"user": user.get_name(), "connections": shown}
 
 
-@_PAGE.get("/api/instance", dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))])
+@_PAGE.get("/api/instance", dependencies=[Depends(security.requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE))])
 def instance(
-    user: GetUserDep,
+    user: security.GetUserDep,
     request: Request,
     dag_id: Annotated[str, Query(max_length=250)],
     run_id: Annotated[str, Query(max_length=250)],
@@ -158,7 +152,7 @@ def instance(
 # --- Reading a connection.
 
 _READING: Final = APIRouter(
-    prefix="/api/connections/{connection_id}", dependencies=[Depends(requires_access_connection("GET"))]
+    prefix="/api/connections/{connection_id}", dependencies=[Depends(security.requires_access_connection("GET"))]
 )
 
 
@@ -259,8 +253,8 @@ def _same_origin(request: Request) -> None:
 _ACTING: Final = APIRouter(
     prefix="/api/connections/{connection_id}",
     dependencies=[
-        Depends(requires_access_connection("GET")),
-        Depends(requires_access_connection("PUT")),
+        Depends(security.requires_access_connection("GET")),
+        Depends(security.requires_access_connection("PUT")),
         Depends(_same_origin),
     ],
 )

@@ -10,8 +10,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from ..engine import ZkmqError
-from ..hooks.page_address import read_url
-from ..hooks.page_links import TaskLink
+from ..hooks import page_address, task_instance
 from .live import Live
 
 _SHOWN: Final = 200
@@ -23,12 +22,12 @@ def tasks_of(
     """The tasks that an instance (DAG, run, task, map index) dealt with, of connections that somebody may read."""
     dag_id, run_id, task_id, map_index = instance
     columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.key
-    wanted = (dag_id, run_id, task_id, map_index, TaskLink().xcom_key)
+    wanted = (dag_id, run_id, task_id, map_index, task_instance.TaskLink().xcom_key)
     with create_session() as session:
         conditions = [column == value for column, value in zip(columns, wanted, strict=True)]
         found = session.scalars(select(XComModel).where(*conditions)).first()
         url = None if found is None else XComModel.deserialize_value(found)
-    link = read_url(url) if isinstance(url, str) else {}
+    link = page_address.read_url(url) if isinstance(url, str) else {}
     connection, queue = link.get("connection"), link.get("queue")
     ids = [each for each in (link.get("of") or link.get("task") or "").split(",") if each]
     if connection is None or queue is None or connection not in readable:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from ..engine import Unsupported, parse_duration
 from ..engine.queue_internals import internals
 from ..inspection import queue_status, records, task_story
-from ..inspection.selection import Selection, by_error
+from ..inspection.selection import SCHEDULED, Selection, by_error
 from .live import HUNG_SECONDS
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | 
     seconds ago). Raises `ConfigError`.
     """
     state = wanted.get("state") or "inserted"
+    kind = "inserted" if state == SCHEDULED else state
     chosen = Selection(selector=wanted.get("selector"), batch=wanted.get("batch"), error=wanted.get("error"))
     before = None if not wanted.get("older") else time.time() * 1000 - _seconds(wanted["older"] or "") * 1000
     part, shown, searched = wanted.get("id") or "", list["Task"](), 0
@@ -114,7 +115,7 @@ def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | 
         entries = internals(queue).page(state, cursor, size)
         stands = {task: at for at, task in entries}
         named = [task for task in stands if part in task]
-        found = {task.id: task for task in _read(queue, named, chosen) if task.state == state}
+        found = {task.id: task for task in _read(queue, named, chosen) if task.state == kind}
         for task_id, at in stands.items():
             searched, cursor = searched + 1, at
             task = found.get(task_id)

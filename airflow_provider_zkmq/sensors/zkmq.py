@@ -22,7 +22,7 @@ from ..hooks import (
     lineage,
     outages,
     outcome_logs,
-    page_links,
+    task_instance,
     xcom_results,
 )
 from ..hooks.deferring import deferral
@@ -113,7 +113,7 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
 
     template_fields: Sequence[str] = ("task_ids", "selector", "since", "batch", "zkmq_queue", "zkmq_conn_id")
     ui_color = "#e8f0e4"
-    operator_extra_links = page_links.LINKS
+    operator_extra_links = task_instance.LINKS
 
     def __init__(
         self,
@@ -246,15 +246,15 @@ class ZkmqTaskSensor(lineage.ReadsQueue, BaseSensorOperator):
             with ZkmqHook(self.zkmq_conn_id, self.zkmq_queue) as hook:
                 queue = hook.queue()
                 if self.task_ids is not None:
-                    page_links.note(self, queue.name, "waited for", named_ids(self.task_ids))
+                    task_instance.link_tasks(self, queue.name, "waited for", named_ids(self.task_ids))
                 ended = look(queue)
         except TlsRefused as error:
             raise exceptions.AirflowException(str(error)) from None
         if isinstance(ended, Sequence):
             failed = [task.id for task in ended if task.state in {"dead", "cancelled"}]
-            page_links.note(self, queue.name, "waited for", [task.id for task in ended], failed)
+            task_instance.link_tasks(self, queue.name, "waited for", [task.id for task in ended], failed)
         else:
-            page_links.note(self, queue.name, "waited for", (), ended.failed, batch=ended.name)
+            task_instance.link_tasks(self, queue.name, "waited for", (), ended.failed, batch=ended.name)
         outcome_logs.log_ended(self.log, queue.name, ended, self.zkmq_conn_id)
         self._results().check(queue.name, ended)
         return self._results().to_xcom(queue.name, ended)

@@ -212,8 +212,9 @@ def test_each_page_of_tasks_goes_on_behind_the_one_before(admin: httpx.Client, q
     """Every task comes once, whichever state they are in, and however many there are."""
     queue.configure(filters={"region": String()})
     pending = [queue.enqueue(b"x", filters={"region": f"r{number % 3}"}) for number in range(120)]
-    pending += [queue.enqueue(b"x", delay=60 + number) for number in range(30)]
+    late = [queue.enqueue(b"x", delay=60 + number) for number in range(60)]
     assert _all(admin, "inserted") == (sorted(pending), 3)
+    assert _all(admin, "scheduled") == (sorted(late), 2)
     kill(queue, {})
     for _ in range(60):
         claim = queue.claim()

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks.page_address import page_url, read_url
-from airflow_provider_zkmq.hooks.page_links import LINKS
+from airflow_provider_zkmq.hooks.task_instance import LINKS
 from airflow_provider_zkmq.notifications.dead_letters import ZkmqDeadLetterNotifier
 from airflow_provider_zkmq.operators.zkmq import ZkmqClaimOperator, ZkmqEnqueueOperator, ZkmqSettleOperator
 from airflow_provider_zkmq.sensors.zkmq import ZkmqTaskSensor

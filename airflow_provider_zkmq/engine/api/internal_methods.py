@@ -166,9 +166,10 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
     async def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
         """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
-        `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
-        ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing,
-        or come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+        `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for
+        their time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No
+        task is read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state
+        or number, or where the queue does not exist.
         """
         return await self._carry_out(pages.page(self._context, state, after, most))
 
@@ -366,9 +367,10 @@ class QueueInternals(QueueInternalsBase, SyncApi):
     def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
         """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
-        `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
-        ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing,
-        or come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+        `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for
+        their time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No
+        task is read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state
+        or number, or where the queue does not exist.
         """
         return self._carry_out(pages.page(self._context, state, after, most))
 

@@ -9,20 +9,10 @@ from functools import partial
 from itertools import islice
 
 from ..client_state import Context
+from ..model import znode_names
 from ..model.filters import FilterTypes
 from ..model.records import load_claim
 from ..model.states import State
-from ..model.znode_names import (
-    BUCKET_MS,
-    Lane,
-    bucket_start,
-    entry_task,
-    entry_time,
-    is_lane,
-    is_shortened,
-    parse_lane,
-    segments_of,
-)
 from ..zk_operations import Children, Exists, Procedure
 from . import bulk_read, inspect
 from .claim_status import end_of, lease_path
@@ -121,8 +111,9 @@ def activity(context: Context, minutes: int = 60) -> Procedure[Activity]:
     yield from read_conf(context)
     (tasks,) = yield from bulk_read.read_stats([context.paths.at("tasks")])
     names = sorted((yield Children(context.paths.at("finished"))) or ())
-    since = (yield from certainly_past(context)) - minutes * BUCKET_MS
-    begun = {name: start for name in names if (start := bucket_start(name)) is not None and start > since - BUCKET_MS}
+    since = (yield from certainly_past(context)) - minutes * znode_names.BUCKET_MS
+    starts = {name: start for name in names if (start := znode_names.bucket_start(name)) is not None}
+    begun = {name: start for name, start in starts.items() if start > since - znode_names.BUCKET_MS}
     stats = yield from bulk_read.read_stats([context.paths.at("finished", name) for name in begun])
     written = 0 if tasks is None else (tasks.cversion + tasks.children) // 2
     counted = zip(begun.values(), stats, strict=True)
@@ -136,7 +127,7 @@ def overview(context: Context) -> Procedure[Overview]:
     """
     conf = yield from read_conf(context)
     accepts = yield from inspect.live_consumers(context)
-    names = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+    names = sorted(filter(znode_names.is_lane, (yield Children(context.paths.at("queue"))) or ()))
     segments = yield from _segments(context, names)
     pending = yield from _pending(segments)
     lanes = yield from _lanes(context, pending, accepts, conf.types)
@@ -220,7 +211,7 @@ def _segments(context: Context, lanes: Sequence[str]) -> Procedure[dict[str, lis
     bases = [context.paths.at("queue", lane) for lane in lanes]
     listings = yield from bulk_read.list_children(bases)
     return {
-        lane: [f"{base}/{name}" for name in segments_of(names)]
+        lane: [f"{base}/{name}" for name in znode_names.segments_of(names)]
         for lane, base, names in zip(lanes, bases, listings, strict=True)
     }
 
@@ -237,11 +228,11 @@ def _lanes(
     """The lanes that have tasks, and who accepts these."""
     found = []
     for name, count in pending.items():
-        lane = parse_lane(name)
-        if count and lane is None and is_shortened(name):
+        lane = znode_names.parse_lane(name)
+        if count and lane is None and znode_names.is_shortened(name):
             (node,) = yield from bulk_read.read_nodes([path := context.paths.at("queue", name)])
             if node is not None:
-                lane = bulk_read.unless_corrupt(context, path, partial(Lane.decode, path, node.data))
+                lane = bulk_read.unless_corrupt(context, path, partial(znode_names.Lane.decode, path, node.data))
         if not count or lane is None:
             continue
         filters = lane.filters
@@ -253,7 +244,7 @@ def _lanes(
 def _oldest(context: Context, segments: Mapping[str, Sequence[str]]) -> Procedure[int | None]:
     """When the oldest among the first tasks of each lane was enqueued."""
     listings = yield from bulk_read.list_children([paths[0] for paths in segments.values() if paths])
-    first = [task for names in listings if (task := next(filter(None, map(entry_task, names)), None))]
+    first = [task for names in listings if (task := next(filter(None, map(znode_names.entry_task, names)), None))]
     stats = yield from bulk_read.read_stats([context.paths.task(task, "data") for task in first])
     return min((stat.ctime for stat in stats if stat is not None), default=None)
 
@@ -262,6 +253,6 @@ def _next_due(context: Context) -> Procedure[int | None]:
     """When the next scheduled task is due."""
     for bucket in sorted((yield Children(context.paths.at("scheduled"))) or ()):
         names: list[str] = (yield Children(context.paths.at("scheduled", bucket))) or []
-        if times := [when for name in names if (when := entry_time(name)) is not None]:
+        if times := [when for name in names if (when := znode_names.entry_time(name)) is not None]:
             return min(times)
     return None

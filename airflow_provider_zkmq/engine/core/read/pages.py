@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ..client_state import Context
@@ -18,16 +19,22 @@ _LISTS_AT_ONCE: Final = 4
 MOST: Final = 1_000
 
 
+#: The word for the inserted tasks that wait for their time.
+SCHEDULED: Final = "scheduled"
+
+
 def page(
     context: Context, state: State | str, after: str | None = None, most: int = MOST
 ) -> Procedure[list[tuple[str, str]]]:
     """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
-    `after`: where the last one stood of the call before. Pending tasks come by lane and then by when they are due,
-    ended ones the latest first, the others by their ids. No task is read; one that moves meanwhile may be missing, or
-    come twice. Raises `ConfigError` for an unknown state or number, or where the queue does not exist.
+    `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for their
+    time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No task is
+    read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state or number,
+    or where the queue does not exist.
     """
-    wanted, count = State(inspect.as_state(state) or State.INSERTED), whole_number("most", most, 1, MOST)
+    wanted = None if state == SCHEDULED else State(inspect.as_state(state) or State.INSERTED)
+    count = whole_number("most", most, 1, MOST)
     yield from read_conf(context)
     if wanted in {State.DEAD, State.CLAIMED}:
         ids = yield from inspect.listed_ids(context, wanted)
@@ -58,17 +65,17 @@ def _order(path: str) -> tuple[str, ...]:
     return (index, *parts) if index in {"queue", "scheduled"} else (*parts, index)
 
 
-def _lists(context: Context, state: State) -> Procedure[list[str]]:
-    """The lists in which tasks of a state stand, in their order."""
-    indexes = {State.FINISHED: ("finished", "requeued"), State.CANCELLED: ("cancelled",)}.get(state, ("scheduled",))
+def _lists(context: Context, state: State | None) -> Procedure[list[str]]:
+    """The lists in which tasks of a state stand, in their order; None: those that wait for their time."""
     lists: list[str] = []
-    for index in indexes:
-        names: list[str] = (yield Children(context.paths.at(index))) or []
-        lists += [f"{index}/{name}" for name in names if bucket_start(name) is not None]
     if state is State.INSERTED:
         lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
         segments = yield from bulk_read.list_children([context.paths.at("queue", lane) for lane in lanes])
-        lists += [
-            f"queue/{lane}/{name}" for lane, names in zip(lanes, segments, strict=True) for name in segments_of(names)
-        ]
-    return sorted(lists, key=_order, reverse=state is not State.INSERTED)
+        for lane, names in zip(lanes, segments, strict=True):
+            lists += [f"queue/{lane}/{name}" for name in segments_of(names)]
+        return sorted(lists, key=_order)
+    indexes: dict[State | None, Sequence[str]] = {State.FINISHED: ("finished", "requeued"), None: (SCHEDULED,)}
+    for index in indexes.get(state, ("cancelled",)):
+        buckets: list[str] = (yield Children(context.paths.at(index))) or []
+        lists += [f"{index}/{name}" for name in buckets if bucket_start(name) is not None]
+    return sorted(lists, key=_order, reverse=state is not None)
