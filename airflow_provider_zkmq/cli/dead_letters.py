@@ -20,6 +20,7 @@ _EXAMPLES = 3
 def list_dead(cli: Watching, queue: QueueName, chosen: selection.Chosen) -> int:
     """Count the dead letters by their errors, whose ids and numbers are masked: the most frequent first."""
     value = by_error(chosen.find(cli.queue(queue), (), "dead"))
+    cli.say_where(queue=queue, view="dead")
     rows = [group | {"tasks": group["ids"][: -_EXAMPLES - 1 : -1]} for group in value]
     return cli.say({"queue": queue, "groups": value}, wording.table(rows, "count error latest_at tasks"))
 

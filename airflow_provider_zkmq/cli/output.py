@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from typing import Any, Final, Self
+from urllib.parse import urlencode
 
 from ..inspection import terminal, wording
 from .options import flag
@@ -43,6 +44,11 @@ class Output:
         elif text:
             print(shown, flush=True)
         return code
+
+    def say_where(self, **about: str) -> None:
+        """Name the page in Airflow's UI that shows the same, where `airflow zkmq` knows its address."""
+        if (page := os.environ.get("ZKMQ_PAGE")) and not self.json:
+            warn(f"see {page}&{urlencode(about)}")
 
     def close(self) -> None:
         """Close what was opened for the verb."""

@@ -23,6 +23,7 @@ def status(cli: Watching, queue: str | None = OPTIONAL_QUEUE, hung_after: float 
         return cli.say({"queues": every}, queue_status.overview_page(every))
     conf = queue_status.conf_record(cli.queue(queue).conf())
     value = queue_status.queue_status(cli.queue(queue), hung_after) | {"conf": conf}
+    cli.say_where(queue=queue)
     return cli.say(value, queue_status.queue_page(value))
 
 

@@ -134,6 +134,7 @@ def show(
         if why and not reasons:
             handle.explain(task_id)  # which refuses it
         cli.say(value, reasons if why else page)
+        cli.say_where(queue=queue, task=task_id)
     return code
 
 

@@ -19,6 +19,7 @@ _HELP: Final = frozenset({"help", "--help", "-h", "--version"})
 _VARIABLES: Final = (
     "ZKMQ_HOSTS",
     "ZKMQ_ROOT",
+    "ZKMQ_PAGE",
     "ZKMQ_AUTH",
     "ZKMQ_ALLOW_OPEN",
     "ZKMQ_TLS",
@@ -60,11 +61,19 @@ def run_words(conn_id: str, words: list[str]) -> int:
         "ZKMQ_AUTH": ":".join(options["auth"]) if "auth" in options else None,
         "ZKMQ_ALLOW_OPEN": "1" if options.get("allow_open") else None,
         "ZKMQ_TLS": None if tls is None else "1",
+        "ZKMQ_PAGE": _page(conn_id),
         **{f"ZKMQ_TLS_{name.upper()}": value for name, value in (tls or {}).items()},
     }
     os.environ.update({name: value for name, value in said.items() if value is not None})
     limits = [f"--{name.replace('_', '-')}={options[name]}" for name in _TIMEOUTS if name in options]
     return main([*limits, *words])
+
+
+def _page(conn_id: str) -> str | None:
+    """The address of the page of queues, for verbs to name; None where Airflow does not know its own."""
+    from ..hooks.task_instance import page_of
+
+    return page_of(conn_id)
 
 
 def _options(conn_id: str) -> dict[str, Any]:

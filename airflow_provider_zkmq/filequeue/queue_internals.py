@@ -126,8 +126,16 @@ class FileQueueInternals(OnlyWhatFilesHave):
         del minutes
         return Activity(0, ())
 
-    def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+    def page(
+        self,
+        state: State | str,
+        after: str | None = None,
+        most: int = MOST,
+        *,
+        selector: Selector | str | None = None,
+    ) -> list[tuple[str, str]]:
         """The next tasks in `state` behind `after`, as `QueueInternals.page`, in the order of the lines."""
+        del selector  # there are no lanes that it could refuse
         count = whole_number("most", most, 1, MOST)
         waits = self.ids(State.INSERTED) if state in {SCHEDULED, State.INSERTED} else []
         late = self.scan(waits, ["due_ms"]).columns["due_ms"] if waits else []

@@ -112,7 +112,7 @@ def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | 
     part, shown, searched = wanted.get("id") or "", list["Task"](), 0
     while len(shown) < PAGE and searched < SEARCHED:
         size = PAGE if not (chosen.conditions or before or part) else _CHUNK
-        entries = internals(queue).page(state, cursor, size)
+        entries = internals(queue).page(state, cursor, size, selector=chosen.selector)
         stands = {task: at for at, task in entries}
         named = [task for task in stands if part in task]
         found = {task.id: task for task in _read(queue, named, chosen) if task.state == kind}
@@ -127,7 +127,7 @@ def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | 
             if len(entries) < size:
                 cursor = None
                 break
-    if cursor is not None and not internals(queue).page(state, cursor, 1):
+    if cursor is not None and not internals(queue).page(state, cursor, 1, selector=chosen.selector):
         cursor = None
     return {
         "tasks": [_summary(each) for each in task_story.task_records(queue, shown)],

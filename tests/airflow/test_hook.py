@@ -208,12 +208,18 @@ def test_help_and_what_connects_to_nothing_need_no_connection(tmp_path, monkeypa
         assert [task.data for task in files.queue("jobs").tasks()] == [b"-h"]
 
 
-def test_verbs_work_on_the_connections_queues(queue, capsys):
+def test_verbs_work_on_the_connections_queues(queue, capsys, monkeypatch):
     """Whatever the verb, options after it included; the exit code is that of ``zkmq``."""
     assert run_words("zkmq_default", ["enqueue", "jobs", "hello", "--task-id", "a", "--json"]) == 0
     capsys.readouterr()
     assert run_words("zkmq_default", ["show", "jobs", "a", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == "hello"
+    capsys.readouterr()
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/air")
+    for words, where in (("show jobs a", "task=a"), ("dead list jobs", "view=dead"), ("status jobs", "")):
+        assert run_words("zkmq_default", words.split()) == 0
+        address = "https://airflow.example/air/plugin/zkmq-queues/air/zkmq/?connection=zkmq_default&queue=jobs"
+        assert f"zkmq: see {address}{where and '&' + where}\n" in capsys.readouterr().err
     assert run_words("zkmq_default", ["show", "jobs", "b"]) == 1
     with pytest.raises(SystemExit) as left:
         run(argparse.Namespace(conn_id="zkmq_default", words=["queues"]))

@@ -46,7 +46,10 @@ def kill(queue: Queue, count: int, errors: int) -> None:
     queue.enqueue_many([Message(b"x" * 100) for _ in range(count)])
     for start in range(0, count, 64):
         for number, claim in enumerate(queue.claim_many(64), start):
-            claim.fail(f"Error{number % errors}: task {claim.task.id} failed\nTraceback\n" + "deep\n" * 20)
+            claim.fail(
+                f"Error{chr(65 + number % errors // 26)}{chr(65 + number % errors % 26)}: task {claim.task.id} failed\nTraceback\n"
+                + "deep\n" * 20
+            )
 
 
 def serve(port: int) -> None:
@@ -100,9 +103,7 @@ class Packets:
         self._host, _, self._port = hosts.rpartition(":")
 
     def __call__(self) -> int:
-        told = node.srvr(self._host, int(self._port))
-        found = re.search(r"Received: (\d+)", str(told))
-        return int(found[1]) if found else -1
+        return int(node.srvr(self._host, int(self._port))["Received"])
 
 
 def logged_in(url: str) -> httpx.Client:
@@ -126,7 +127,7 @@ VIEWS = {
     "a queue": "queue?queue=deep",
     "pending tasks": "tasks?queue=deep&state=inserted",
     "tasks by a filter": "tasks?queue=deep&state=inserted&selector=region==r7",
-    "dead tasks by their error": "tasks?queue=deep&state=dead&error=Error39",
+    "dead tasks by their error": "tasks?queue=deep&state=dead&error=ErrorBA",
     "errors": "errors?queue=deep",
 }
 

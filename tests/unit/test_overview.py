@@ -171,6 +171,17 @@ def test_a_page_of_dead_or_claimed_tasks_is_by_their_ids() -> None:
     assert walk(client, State.CLAIMED, 2) == ["a", "b", "c"]
 
 
+def test_lanes_that_a_selector_refuses_are_not_looked_into() -> None:
+    """A mixed lane is, and so is one whose name does not tell its filters."""
+    client = new_queue(filters={"region": String()})
+    for region in ("eu", "us", "x" * 250):
+        client.put(task_id=region[:2], filters={"region": region})
+    page = client.do(pages.page(client.context, State.INSERTED, selector="region==us"))
+    assert [task for _, task in page] == ["xx", "us"]
+    with pytest.raises(ConfigError):
+        client.do(pages.page(client.context, State.INSERTED, selector="colour==red"))
+
+
 def test_what_is_no_page_is_refused() -> None:
     client = new_queue()
     for wrong in (("lost", 5), (State.DEAD, 0), (State.DEAD, 1_001)):

@@ -163,15 +163,18 @@ class AsyncQueueInternals(QueueInternalsBase, AsyncApi):
         """
         return await self._carry_out(overview.held_claims(self._context, ids))
 
-    async def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+    async def page(
+        self, state: State | str, after: str | None = None, most: int = MOST, *, selector: Selector | str | None = None
+    ) -> list[tuple[str, str]]:
         """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
         `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for
         their time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No
-        task is read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state
-        or number, or where the queue does not exist.
+        task is read; one that moves meanwhile may be missing, or come twice. `selector`: lanes that it refuses are left
+        out; other tasks come whatever their filters are. Raises `ConfigError` for an unknown state or number, a bad
+        selector, or where the queue does not exist.
         """
-        return await self._carry_out(pages.page(self._context, state, after, most))
+        return await self._carry_out(pages.page(self._context, state, after, most, selector=selector))
 
     async def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.
@@ -364,15 +367,18 @@ class QueueInternals(QueueInternalsBase, SyncApi):
         """
         return self._carry_out(overview.held_claims(self._context, ids))
 
-    def page(self, state: State | str, after: str | None = None, most: int = MOST) -> list[tuple[str, str]]:
+    def page(
+        self, state: State | str, after: str | None = None, most: int = MOST, *, selector: Selector | str | None = None
+    ) -> list[tuple[str, str]]:
         """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
         `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for
         their time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No
-        task is read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state
-        or number, or where the queue does not exist.
+        task is read; one that moves meanwhile may be missing, or come twice. `selector`: lanes that it refuses are left
+        out; other tasks come whatever their filters are. Raises `ConfigError` for an unknown state or number, a bad
+        selector, or where the queue does not exist.
         """
-        return self._carry_out(pages.page(self._context, state, after, most))
+        return self._carry_out(pages.page(self._context, state, after, most, selector=selector))
 
     def replace(self, task_id: str, data: bytes | str, version: int | None = None) -> None:
         """Replace the payload of a pending task, which keeps its place; see `redrive` for `version`.

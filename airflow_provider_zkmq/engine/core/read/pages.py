@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ..client_state import Context
+from ..model.filters import Selector, as_selector
 from ..model.states import State
 from ..model.values import whole_number
-from ..model.znode_names import bucket_start, entry_task, is_lane, segments_of
+from ..model.znode_names import bucket_start, entry_task, is_lane, parse_lane, segments_of
 from ..zk_operations import Children, Procedure
 from . import bulk_read, inspect
 from .configuration import read_conf
@@ -24,23 +25,30 @@ SCHEDULED: Final = "scheduled"
 
 
 def page(
-    context: Context, state: State | str, after: str | None = None, most: int = MOST
+    context: Context,
+    state: State | str,
+    after: str | None = None,
+    most: int = MOST,
+    *,
+    selector: Selector | str | None = None,
 ) -> Procedure[list[tuple[str, str]]]:
     """The next `most` tasks (1 to 1 000) in `state` behind `after`: where each stands, and its id.
 
     `after`: where the last one stood of the call before. Inserted tasks come by lane, without those that wait for their
     time, which are ``scheduled`` and come by that; ended ones the latest first, the others by their ids. No task is
-    read; one that moves meanwhile may be missing, or come twice. Raises `ConfigError` for an unknown state or number,
-    or where the queue does not exist.
+    read; one that moves meanwhile may be missing, or come twice. `selector`: lanes that it refuses are left out; other
+    tasks come whatever their filters are. Raises `ConfigError` for an unknown state or number, a bad selector, or where
+    the queue does not exist.
     """
     wanted = None if state == SCHEDULED else State(inspect.as_state(state) or State.INSERTED)
     count = whole_number("most", most, 1, MOST)
-    yield from read_conf(context)
+    conf = yield from read_conf(context)
+    bound = None if selector is None else as_selector(selector).bind(conf.types)
     if wanted in {State.DEAD, State.CLAIMED}:
         ids = yield from inspect.listed_ids(context, wanted)
         return [(task, task) for task in ids if after is None or task > after][:count]
     latest_first = wanted in {State.FINISHED, State.CANCELLED}
-    lists = yield from _lists(context, wanted)
+    lists = yield from _lists(context, wanted, lambda filters: bound is None or bound.matches(filters, conf.types))
     stands = None if after is None else _order(after.rpartition("/")[0])
     last = "" if after is None else after.rpartition("/")[2]
     if stands is not None:
@@ -65,14 +73,16 @@ def _order(path: str) -> tuple[str, ...]:
     return (index, *parts) if index in {"queue", "scheduled"} else (*parts, index)
 
 
-def _lists(context: Context, state: State | None) -> Procedure[list[str]]:
+def _lists(context: Context, state: State | None, accepts: Callable[[Mapping[str, str]], bool]) -> Procedure[list[str]]:
     """The lists in which tasks of a state stand, in their order; None: those that wait for their time."""
     lists: list[str] = []
     if state is State.INSERTED:
-        lanes = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+        names = sorted(filter(is_lane, (yield Children(context.paths.at("queue"))) or ()))
+        known = {name: lane.filters for name in names if (lane := parse_lane(name)) is not None}
+        lanes = [name for name in names if (filters := known.get(name)) is None or accepts(filters)]
         segments = yield from bulk_read.list_children([context.paths.at("queue", lane) for lane in lanes])
-        for lane, names in zip(lanes, segments, strict=True):
-            lists += [f"queue/{lane}/{name}" for name in segments_of(names)]
+        for lane, found in zip(lanes, segments, strict=True):
+            lists += [f"queue/{lane}/{name}" for name in segments_of(found)]
         return sorted(lists, key=_order)
     indexes: dict[State | None, Sequence[str]] = {State.FINISHED: ("finished", "requeued"), None: (SCHEDULED,)}
     for index in indexes.get(state, ("cancelled",)):
