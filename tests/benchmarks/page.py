@@ -46,10 +46,8 @@ def kill(queue: Queue, count: int, errors: int) -> None:
     queue.enqueue_many([Message(b"x" * 100) for _ in range(count)])
     for start in range(0, count, 64):
         for number, claim in enumerate(queue.claim_many(64), start):
-            claim.fail(
-                f"Error{chr(65 + number % errors // 26)}{chr(65 + number % errors % 26)}: task {claim.task.id} failed\nTraceback\n"
-                + "deep\n" * 20
-            )
+            kind = f"Error{chr(65 + number % errors // 26)}{chr(65 + number % errors % 26)}"
+            claim.fail(f"{kind}: task {claim.task.id} failed\nTraceback\n" + "deep\n" * 20)
 
 
 def serve(port: int) -> None:
