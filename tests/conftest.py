@@ -11,6 +11,9 @@ import pytest
 # A shell has what it starts in the background ignore Ctrl-C, and so would every command that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And so does `nohup` with the signal that has a worker begin anew.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_plugins = ["tests.zookeeper", "tests.s3", "tests.promises"]
 

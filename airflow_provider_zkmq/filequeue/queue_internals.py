@@ -140,9 +140,11 @@ class FileQueueInternals(OnlyWhatFilesHave):
         waits = self.ids(State.INSERTED) if state in {SCHEDULED, State.INSERTED} else []
         late = self.scan(waits, ["due_ms"]).columns["due_ms"] if waits else []
         scheduled = {task for task, due in zip(waits, late, strict=True) if due is not None}
-        ids = sorted(scheduled) if state == SCHEDULED else [each for each in self.ids(state) if each not in scheduled]
-        start = ids.index(after) + 1 if after in ids else 0
-        return [(task, task) for task in ids[start : start + count]]
+        listed = self.ids() if state == SCHEDULED else self.ids(state)
+        ids = [each for each in listed if (each in scheduled) == (state == SCHEDULED)]
+        order = {task: line for line, task in enumerate(self.ids())}  # of the task that a page ended with, too
+        behind = [task for task in ids if after is None or order.get(task, 0) > order.get(after, -1)]
+        return [(task, task) for task in behind[:count]]
 
     def ids(self, state: State | str | None = None) -> list[str]:
         """The ids of the tasks in `state` (default: any), in the order of the lines."""

@@ -55,7 +55,7 @@ def carry_out(queue: AnyQueue, wanted: Action) -> Iterator[str]:
     Raises `ConfigError` before anything is done, for what is not understood.
     """
     if wanted.action not in _STATES:
-        return iter([_line(over=True, done=1, refused=0, message=_of_queue(queue, wanted.action))])
+        return _of_whole(queue, wanted.action)
     act: Callable[[Sequence[str]], dict[str, ZkmqError]] = {
         "redrive": queue.redrive_many,
         "cancel": partial(one_by_one, queue.cancel),
@@ -88,6 +88,13 @@ def _of_tasks(act: Callable[[Sequence[str]], dict[str, ZkmqError]], ids: Sequenc
         yield _line(over=True, done=done, refused=refused, message=f"stopped: {error}", error=True)
         return
     yield _line(over=True, done=done, refused=refused, message="")
+
+
+def _of_whole(queue: AnyQueue, action: str) -> Iterator[str]:
+    try:
+        yield _line(over=True, done=1, refused=0, message=_of_queue(queue, action))
+    except ZkmqError as error:
+        yield _line(over=True, done=0, refused=1, message=str(error), error=True)
 
 
 def _of_queue(queue: AnyQueue, action: str) -> str:

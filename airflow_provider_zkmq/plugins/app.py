@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib import resources
@@ -20,7 +21,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response, Streamin
 from ..engine import ConfigError, QueueNotFound, TaskNotFound, ZkmqError
 from . import access, actions, instances, views
 from .days import days_of
-from .live import Live
+from .live import ANSWER_SECONDS, Live
 
 T = TypeVar("T")
 _HEADERS: Final = {
@@ -52,7 +53,7 @@ def make_app() -> FastAPI:
     app.include_router(_READING)
     app.include_router(_ACTING)
     app.middleware("http")(_with_headers)
-    for kind, code in ((LookupError, 404), (QueueNotFound, 404), (TaskNotFound, 404), (ConfigError, 400)):
+    for kind, code in ((access.UnknownConnection, 404), (QueueNotFound, 404), (TaskNotFound, 404), (ConfigError, 400)):
         app.exception_handler(kind)(partial(_error_response, code))
     app.exception_handler(ZkmqError)(partial(_error_response, 503))
     atexit.register(stop, app)
@@ -61,8 +62,11 @@ def make_app() -> FastAPI:
 
 def stop(app: FastAPI) -> None:
     """End the sessions of all connections."""
-    for live in app.state.lives.values():
-        live.stop()
+    lives, until = list(app.state.lives.values()), time.monotonic() + ANSWER_SECONDS * 2
+    for live in lives:
+        live.stop(0)
+    for live in lives:
+        live.stop(max(0.0, until - time.monotonic()))
 
 
 async def _with_headers(request: Request, call_next: Callable[[Request], Any]) -> Response:
@@ -73,12 +77,12 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Any]) -
 
 
 async def _error_response(code: int, _request: Request, error: Exception) -> JSONResponse:
-    text = str(error.args[0]) if isinstance(error, LookupError) and error.args else str(error)
-    return JSONResponse({"detail": text}, status_code=code)
+    fact = getattr(error, "fact", None)  # of a missing queue, without the methods that would create it
+    return JSONResponse({"detail": fact or str(error)}, status_code=code)
 
 
 def _live(request: Request, connection_id: str) -> Live:
-    """What is known of a connection. Raises `LookupError` where it is none of ours."""
+    """What is known of a connection. Raises `UnknownConnection`."""
     lives: dict[str, Live] = request.app.state.lives
     live = lives.get(connection_id)
     if live is None:
@@ -138,7 +142,7 @@ def instance(
     dag_id: Annotated[str, Query(max_length=250)],
     run_id: Annotated[str, Query(max_length=250)],
     task_id: Annotated[str, Query(max_length=250)],
-    map_index: Annotated[str, Query(max_length=20)] = "-1",
+    map_index: Annotated[str, Query(max_length=9)] = "-1",
 ) -> dict[str, Any]:
     """The tasks of queues that an Airflow task instance enqueued, waited for or settled, as far as he may see them.
 
@@ -183,8 +187,7 @@ def queue(live: LiveDep, queue: _Name) -> dict[str, Any]:
 @_READING.get("/days")
 def days(live: LiveDep, queue: _Name) -> dict[str, Any]:
     """What ended in a queue on each of the last days."""
-    live.client().queue(queue)  # refuses a bad name
-    rows, note = _read(live, ("days", queue), lambda: days_of(queue))
+    rows, note = _read(live, ("days", queue), lambda: days_of(live.queue(queue)))
     return {"days": rows, "note": note}
 
 
@@ -204,25 +207,25 @@ def tasks(
     wanted = {"state": state, "selector": selector, "error": error, "id": id, "batch": batch, "older": older}
     wanted = {name: value or None for name, value in wanted.items()}
     key = ("tasks", queue, *wanted.values(), cursor)
-    return _read(live, key, lambda: views.tasks_view(live.client().queue(queue), wanted, cursor or None))
+    return _read(live, key, lambda: views.tasks_view(live.queue(queue), wanted, cursor or None))
 
 
 @_READING.get("/errors")
 def errors(live: LiveDep, queue: _Name) -> dict[str, Any]:
     """A queue's dead letters by their errors."""
-    return _read(live, ("errors", queue), lambda: views.errors_view(live.client().queue(queue)))
+    return _read(live, ("errors", queue), lambda: views.errors_view(live.queue(queue)))
 
 
 @_READING.get("/task")
 def task(live: LiveDep, queue: _Name, task: _Name) -> dict[str, Any]:
     """A task's story."""
-    return _read(live, ("task", queue, task), lambda: views.task_view(live.client().queue(queue), task))
+    return _read(live, ("task", queue, task), lambda: views.task_view(live.queue(queue), task))
 
 
 @_READING.get("/payload")
 def payload(live: LiveDep, queue: _Name, task: _Name, part: str = "data") -> Response:
     """A task's payload or result as a file, of which no browser makes anything."""
-    found = live.client().queue(queue).task(task)
+    found = live.queue(queue).task(task)
     data = {"data": found.data, "result": found.result}.get(part)
     if data is None:
         raise HTTPException(404, f"the task has no {part if part in {'data', 'result'} else 'such part'}")
@@ -241,13 +244,28 @@ def _read(live: Live, key: tuple[Any, ...], read: Callable[[], T]) -> T:
 def _same_origin(request: Request) -> None:
     """Refuse what another site has a browser send. Raises `HTTPException`."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    own = {urlsplit(str(request.base_url)).netloc, urlsplit(conf.get("api", "base_url", fallback="")).netloc}
-    own |= {request.headers.get("host", ""), request.headers.get("x-forwarded-host", "")}
-    foreign = (site is not None and site != "same-origin") or (
-        origin is not None and urlsplit(origin).netloc not in own - {""}
-    )
-    if foreign or "application/json" not in request.headers.get("content-type", ""):
-        raise HTTPException(403, "only this page may ask for that")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Browsers say by themselves where a request comes from; older ones name the origin, and programs neither.
+    foreign = site != "same-origin" if site is not None else origin is not None and _host(origin) not in _hosts(request)
+    if foreign or kind != "application/json":
+        raise HTTPException(403, "only this page may ask for that: behind a proxy, [api] base_url must be its address")
+
+
+def _hosts(request: Request) -> set[str]:
+    """The hosts at which this server is known to browsers."""
+    named = [request.headers.get("host", ""), *request.headers.get("x-forwarded-host", "").split(",")]
+    urls = [
+        str(request.base_url),
+        conf.get("api", "base_url", fallback=None) or "",
+        *(f"//{name.strip()}" for name in named),
+    ]
+    return {_host(url) for url in urls} - {""}
+
+
+def _host(url: str) -> str:
+    """The host of an address, with its port if that is not the usual one."""
+    parts = urlsplit(url)
+    return parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
 
 
 _ACTING: Final = APIRouter(
@@ -263,5 +281,5 @@ _ACTING: Final = APIRouter(
 @_ACTING.post("/actions", dependencies=[Depends(action_logging(event="zkmq.action"))])
 def act(live: LiveDep, wanted: actions.Action) -> StreamingResponse:
     """Do something to tasks or to a queue; a line of JSON for each group of tasks tells how far it is."""
-    lines = actions.carry_out(live.client().queue(wanted.queue), wanted)
+    lines = actions.carry_out(live.queue(wanted.queue), wanted)
     return StreamingResponse(lines, media_type="application/x-ndjson", headers=_STREAMED)

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow.models.variable import Variable
+from ..engine import Unsupported
+from ..engine.queue_internals import internals
 
-from ..engine import ZkmqError
-from ..hooks import settings
+if TYPE_CHECKING:
+    from ..engine import AnyQueue
 
+_LOG: Final = logging.getLogger(__name__)
 #: So many days are shown.
 DAYS: Final = 31
 _COLUMNS: Final = ("hour", "finished", "dead", "deliveries", "wait_mean", "wait_p95")
-_NONE: Final = "there is no history: run the maintenance DAG with an archive directory ([zkmq] archive_directory)"
+_NONE: Final = "there is no history: run the maintenance DAG with an archive directory"
 
 
-def days_of(queue: str) -> tuple[list[dict[str, Any]] | None, str | None]:
+def days_of(queue: AnyQueue) -> tuple[list[dict[str, Any]] | None, str | None]:
     """A row for each day on which something ended: ``day``, ``finished``, ``dead``, and how long tasks waited.
 
-    ``wait_mean``: in seconds; ``wait_p95``: that of the day's worst hour. Instead of rows, why there are none.
+    Read where the queue itself says that it is archived: others may have queues of its name. ``wait_mean``: in seconds;
+    ``wait_p95``: that of the day's worst hour. Instead of rows, why there are none. Raises `QueueNotFound`.
     """
-    said = Variable.get("zkmq_archive_dir", default_var=None) or os.environ.get("ZKMQ_ARCHIVE_DIR")
-    directory = said or settings.setting("archive_directory")
-    if not directory:
+    try:
+        archive = internals(queue).archive()
+    except Unsupported:
+        return None, _NONE
+    if not archive.directory:
         return None, _NONE
     try:
-        from ..history import table
+        from ..delta_tables import open_for_reading
+        from ..location import Location
 
         since = datetime.now(UTC) - timedelta(days=DAYS)
-        read = table("hourly", directory, queue).to_pyarrow_table(
-            columns=list(_COLUMNS), filters=[("hour", ">=", since)]
-        )
+        table = open_for_reading(Location.of(archive.directory) / queue.name, "hourly")
+        if table.delta is None or (table.mark.born not in {0, archive.born} and archive.born <= table.mark.watermark):
+            return None, _NONE
+        read = table.delta.to_pyarrow_table(columns=list(_COLUMNS), filters=[("hour", ">=", since)])
     except ModuleNotFoundError as error:
         return None, f"the history is read with {error.name}: pip install 'airflow-provider-zkmq[spark]'"
-    except (ZkmqError, OSError) as error:
-        return None, str(error)
+    except Exception:  # noqa: BLE001  whatever a store answers
+        _LOG.exception("reading the history of queue %r", queue.name)
+        return None, "the history cannot be read; Airflow's log says why"
     days = defaultdict[str, list[dict[str, Any]]](list)
     for row in read.to_pylist():
         days[row["hour"].astimezone(UTC).date().isoformat()].append(row)

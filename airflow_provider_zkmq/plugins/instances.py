@@ -9,7 +9,7 @@ from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from ..engine import ZkmqError
+from ..engine import ConfigError
 from ..hooks import page_address, task_instance
 from .live import Live
 
@@ -30,14 +30,16 @@ def tasks_of(
     link = page_address.read_url(url) if isinstance(url, str) else {}
     connection, queue = link.get("connection"), link.get("queue")
     ids = [each for each in (link.get("of") or link.get("task") or "").split(",") if each]
+    if connection is not None and connection not in readable:
+        connection = connection.lower()  # as the environment knows it, where DAGs may write capitals
     if connection is None or queue is None or connection not in readable:
-        return {"tasks": [], "hidden": len(ids)}
+        return {"tasks": [], "hidden": 0}
     live = live_of(connection)
     try:
         handle = live.client().queue(queue)
         members = handle.tasks(batch=link["batch"], parts=(), limit=_SHOWN) if "batch" in link else []
         there = {task.id: task for task in [*members, *(handle.tasks(ids=ids, parts=()) if ids else ())]}
-    except ZkmqError:
+    except ConfigError:  # there is no such queue any more
         there = {}
     rows = [
         {

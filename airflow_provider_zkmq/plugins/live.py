@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ..engine import Activity, AnyClient, Overview, Unavailable, Zkmq, ZkmqError
+from ..engine import Activity, AnyClient, AnyQueue, Overview, QueueNotFound, Unavailable, Zkmq, ZkmqError, check_name
 from ..engine.queue_internals import internals
 from ..environment import FILES
 from ..inspection import queue_status
@@ -96,9 +96,12 @@ class Live:
         self._state_version = 0
         self._connected: tuple[AnyClient, dict[str, Any]] | None = None
         self._connecting = threading.Lock()
+        self._away: Unavailable | None = None
         self._lock = threading.Condition()
         self._watchers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
         self._used = 0.0
+        self._idle = self._hurry = False
+        self._missing = 0
         self._thread: threading.Thread | None = None
         self._shared: dict[Hashable, tuple[float, Future[Any]]] = {}
         self._messages: dict[int, tuple[int, str]] = {}
@@ -106,9 +109,25 @@ class Live:
     # --- The session.
 
     def client(self) -> AnyClient:
-        """The session, opened where there is none. Raises `LookupError`, `ZkmqError`."""
+        """The session, opened where there is none. Raises `UnknownConnection`, `ZkmqError`.
+
+        While the reader finds nobody who answers, nobody else waits for that to find out, too.
+        """
         self._begin()
+        if self._away is not None:
+            raise Unavailable(str(self._away))
         return self._session()
+
+    def queue(self, name: str) -> AnyQueue:
+        """A queue that is there: a client remembers each that it is asked for, also what somebody made up.
+
+        Raises as `client`, `ConfigError` for a bad name, and `QueueNotFound`.
+        """
+        check_name("queue", name)
+        client = self.client()
+        if name not in self.rows and name not in (names := client.queues()):
+            raise QueueNotFound.among(name, f"at connection {self.name!r}", names)
+        return client.queue(name)
 
     def _session(self) -> AnyClient:
         with self._connecting:
@@ -122,8 +141,15 @@ class Live:
     def _close(self) -> None:
         with self._connecting:
             connected, self._connected = self._connected, None
-        if connected is not None:
-            connected[0].close()
+        self._end(connected)
+
+    def _end(self, connected: tuple[AnyClient, dict[str, Any]] | None) -> None:
+        """End a session, whatever comes of it."""
+        try:
+            if connected is not None:
+                connected[0].close()
+        except Exception:  # noqa: BLE001  it is over for us in any case
+            _LOG.exception("ending the session of connection %r", self.name)
 
     # --- Who looks.
 
@@ -131,20 +157,23 @@ class Live:
         """Somebody looks: have the reader run."""
         with self._lock:
             self._used = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"zkmq-page-{self.name}", daemon=True)
-                self._thread.start()
-            self._lock.notify_all()
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name=f"zkmq-page-{self.name}", daemon=True)
+                thread.start()
+                self._thread = thread
+            if self._idle:  # no other pause is cut short: they keep the reader from reading all the time
+                self._hurry = True
+                self._lock.notify_all()
 
-    def stop(self) -> None:
-        """End the session and the reader, as if nobody had looked for long."""
+    def stop(self, seconds: float = ANSWER_SECONDS * 2) -> None:
+        """End the session and the reader, as if nobody had looked for long; wait so many seconds for that."""
         with self._lock:
             self._used = -LINGER_SECONDS
             self._watchers.clear()
-            thread = self._thread
+            thread, self._hurry = self._thread, True
             self._lock.notify_all()
         if thread is not None:
-            thread.join(ANSWER_SECONDS * 2)
+            thread.join(seconds)
 
     async def events(self) -> AsyncIterator[str]:
         """A stream of events, as a browser reads them: how things stand, then each change."""
@@ -159,8 +188,8 @@ class Live:
                 if seen_state != self._state_version:
                     seen_state = self._state_version
                     yield f"event: state\ndata: {json.dumps(self.state)}\n\n"
-                if (self.version or self._state_version) and seen != self.version:
-                    seen, text = self._message(seen)
+                if self._state_version and seen != self.version:
+                    seen, text = await asyncio.to_thread(self._message, seen)
                     yield text
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT_SECONDS)
@@ -191,7 +220,7 @@ class Live:
         """How all queues stand; waits for the first look, not for long."""
         self._begin()
         with self._lock:
-            self._lock.wait_for(lambda: self._state_version or self.version, ANSWER_SECONDS * 2)
+            self._lock.wait_for(lambda: self._state_version, ANSWER_SECONDS * 2)
             return {"state": self.state, **self._changes(-1)}
 
     def shared(self, key: Hashable, read: Callable[[], Any]) -> Any:
@@ -208,6 +237,8 @@ class Live:
                 future: Future[Any] = Future()
                 self._shared[key] = now, future
         if known is not None:
+            if not wait({known[1]}, ANSWER_SECONDS * 2).done:
+                raise Unavailable("another one has asked for the same, and has no answer yet: try again")
             return known[1].result()
         try:
             future.set_result(read())
@@ -223,12 +254,15 @@ class Live:
         number, read_at, pause, checked = -1, 0.0, 0.0, time.monotonic()
         while True:
             with self._lock:
-                self._lock.wait(pause)
-                now = time.monotonic()
+                self._lock.wait_for(lambda: self._hurry, pause)
+                self._hurry, now = False, time.monotonic()
                 if not self._watchers and now - self._used > LINGER_SECONDS:
+                    connected, self._connected = self._connected, None
+                    self._forget()
                     self._thread = None
                     break
                 watched = bool(self._watchers) or now - self._used < WATCHED_SECONDS
+                self._idle = not watched
             pause = LOOK_SECONDS if watched else IDLE_SECONDS
             try:
                 if now - checked > SETTINGS_SECONDS:
@@ -240,8 +274,10 @@ class Live:
                     self._read(client)
                     number, read_at = latest, now
                     pause = max(pause, (time.monotonic() - now) * SHARE)
+                self._away = None
                 self._set_state(None)
-            except (ZkmqError, LookupError) as error:
+            except (ZkmqError, access.UnknownConnection) as error:
+                self._away = error if isinstance(error, Unavailable) else None
                 self._set_state(str(error))
                 number = -1
                 if not isinstance(error, Unavailable):
@@ -251,24 +287,40 @@ class Live:
                 _LOG.exception("reading the queues of connection %r", self.name)
                 self._set_state("the queues cannot be read; Airflow's log says why")
                 pause = max(pause, 5.0)
-        self._close()
-        with self._lock:
-            self.rows, self.overviews, self.traces, self._gone = {}, {}, {}, {}
-            self.version, self._state_version, self._messages = 0, 0, {}
+        self._end(connected)
+
+    def _forget(self) -> None:
+        """Forget what was read; the caller holds the lock. Versions go on: streams know some."""
+        self.version += 1
+        self._gone |= dict.fromkeys(self.rows, self.version)
+        self.rows, self.overviews, self.traces, self._messages = {}, {}, {}, {}
+        self._state_version, self._away = 0, None
 
     def _look_up_again(self) -> None:
-        """End the session where the connection's settings have changed."""
+        """End the session where the connection's settings have changed. Raises `UnknownConnection` where it is gone.
+
+        Of a database that does not answer Airflow says the same: what is missing twice in a row is gone.
+        """
         connected = self._connected
-        if connected is not None and self._options(self.name) != connected[1]:
+        try:
+            changed = connected is not None and self._options(self.name) != connected[1]
+            self._missing = 0
+        except access.UnknownConnection:
+            self._missing += 1
+            changed = self._missing > 1
+        if changed:
             self._close()
+            with self._lock:
+                self._forget()
+                self._wake()
 
     def _read(self, client: AnyClient) -> None:
         names = client.queues()
         seen = internals(client).overviews(names)
         now = time.time()
+        rows = [(name, self._row(name, found, now)) for name, found in zip(names, seen, strict=True)]
         with self._lock:
-            for name, found in zip(names, seen, strict=True):
-                row = self._row(name, found, now)
+            for name, row in rows:
                 known = self.rows.get(name)
                 if known is None or row != {**known, "version": None}:
                     self.version += 1

@@ -35,7 +35,7 @@ _ACCEPTED_BY: Final = 20
 
 def queue_view(live: Live, name: str) -> dict[str, Any]:
     """All there is to a queue besides its tasks. Raises `QueueNotFound`."""
-    queue = live.client().queue(name)
+    queue = live.queue(name)
     conf = queue_status.conf_record(queue.conf())
     live.snapshot()
     seen = live.overviews.get(name) or internals(queue).overview()

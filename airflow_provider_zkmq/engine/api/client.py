@@ -20,7 +20,6 @@ from ..core.read import overview
 from ..core.read.queue_existence import queue_names
 from ..core.read.server_clock import now_below
 from ..core.tasks.settle import settle_last
-from ..core.zk_operations import together
 from ..errors import Unsupported, ZkmqError
 from ..log import log
 from ..zk.connection import CallDeadline, left
@@ -144,7 +143,7 @@ class ClientInternals(SyncApi):
 
         All of them take the round trips of one. Raises `TransportError`.
         """
-        return self._carry_out(together([overview.overview_and_activity(self._context(name)) for name in names]))
+        return self._carry_out(overview.overviews([self._context(name) for name in names]))
 
 
 class Client(ClientBase, SyncApi):

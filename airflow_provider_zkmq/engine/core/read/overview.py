@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from ...errors import ConfigError, ZkmqError
 from ..client_state import Context
 from ..model import znode_names
 from ..model.filters import FilterTypes
 from ..model.records import load_claim
 from ..model.states import State
-from ..zk_operations import Children, Exists, Procedure
+from ..zk_operations import Children, Exists, Procedure, together
 from . import bulk_read, inspect
 from .claim_status import end_of, lease_path
 from .configuration import read_conf
@@ -141,6 +142,20 @@ def overview(context: Context) -> Procedure[Overview]:
 def overview_and_activity(context: Context) -> Procedure[tuple[Overview, Activity]]:
     """How the queue stands, and what went on in the last minute. Raises `QueueNotFound`."""
     return (yield from overview(context)), (yield from activity(context, minutes=1))
+
+
+def overviews(contexts: Sequence[Context]) -> Procedure[list[tuple[Overview, Activity] | ZkmqError]]:
+    """As `overview_and_activity`, of many queues of a client: all take the round trips of one. Raises `TransportError`.
+
+    The server's clock is theirs together: the first queue that is there is asked for it, and the others know it then.
+    """
+    for context in contexts:
+        try:
+            yield from certainly_past(context)
+        except ConfigError:  # it was deleted meanwhile
+            continue
+        break
+    return (yield from together(overview_and_activity(context) for context in contexts))
 
 
 def changed(root: str, latest: Callable[[], int]) -> Procedure[int]:
