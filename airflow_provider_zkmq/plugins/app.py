@@ -142,14 +142,14 @@ def instance(
     dag_id: Annotated[str, Query(max_length=250)],
     run_id: Annotated[str, Query(max_length=250)],
     task_id: Annotated[str, Query(max_length=250)],
-    map_index: Annotated[str, Query(max_length=9)] = "-1",
+    map_index: Annotated[str, Query(max_length=20)] = "-1",
 ) -> dict[str, Any]:
     """The tasks of queues that an Airflow task instance enqueued, waited for or settled, as far as he may see them.
 
     `map_index`: no number, as Airflow's frame leaves it, where the task is not mapped.
     """
     readable = set(access.connections(user))
-    mapped = int(map_index) if map_index.isdecimal() else -1
+    mapped = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
     return instances.tasks_of(partial(_live, request), readable, (dag_id, run_id, task_id, mapped))
 
 

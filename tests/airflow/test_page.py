@@ -342,6 +342,15 @@ def test_there_are_days_where_the_queue_itself_is_archived(
     assert day["wait_p95"] >= day["wait_mean"] >= 0
 
 
+@pytest.mark.parametrize("index", ["-1", "3", "{MAP_INDEX}", "9" * 20, "x"])
+def test_a_task_instance_that_dealt_with_nothing_shows_nothing(admin: httpx.Client, queue: Queue, index: str) -> None:
+    """Whatever stands for its map index: Airflow leaves a placeholder where it has none."""
+    instance = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": index}
+    answer = admin.get("/zkmq/api/instance", params=instance)
+    assert (answer.status_code, answer.json()) == (200, {"tasks": [], "hidden": 0})
+    assert queue.name == "jobs"
+
+
 # --- What is done.
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Frame, FrameLocator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Frame, FrameLocator, Locator, Page, expect, sync_playwright
 
 from airflow_provider_zkmq.engine import Message, RetryPolicy, Task
 from tests.e2e.conftest import LONG, Airflow, eventually
@@ -89,6 +89,11 @@ def admin(airflow: Airflow, chromium: Browser) -> Iterator[Visit]:
     visit.close()
 
 
+def _row(page: FrameLocator, queue: str) -> Locator:
+    """A queue's row; other tests may have made other connections to the same queues, whose rows come before it."""
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=queue, exact=True)).last
+
+
 def fail(task: Task) -> bytes:
     """A handler that refuses what is bad, until it is told not to."""
     if task.data == b"bad":
@@ -101,7 +106,7 @@ def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Ai
     queue = airflow.zk.queue("orders")
     queue.configure()
     page = admin.queues("search=orders")
-    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="orders", exact=True))
+    row = _row(page, "orders")
     expect(row).to_be_visible()
     airflow.run("page_orders")
     eventually(lambda: queue.counts()["inserted"] == 2, within=LONG)
@@ -196,7 +201,7 @@ def test_no_view_has_an_axe_violation_or_runs_what_it_shows(
             assert [each["id"] for each in found if each["impact"] in {"serious", "critical"}] == []
             visit.picture(f"{name.replace(' ', '-')}-{scheme}")
             page.set_viewport_size({"width": 390, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
             page.set_viewport_size({"width": 1280, "height": 800})
     for name in NASTY:
         page = visit.alone(f"connection=zkmq_default&queue=nasty&task={name}")
@@ -209,7 +214,7 @@ def test_zookeeper_away_is_a_banner_and_then_life_goes_on(airflow: Airflow, admi
     queue = airflow.zk.queue("away")
     queue.enqueue(b"x")
     page = admin.queues("search=away")
-    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="away", exact=True))
+    row = _row(page, "away")
     expect(row).to_be_visible()
     banner = page.get_by_role("status").filter(has_text=re.compile("ZooKeeper|zkmq_default"))
     airflow.server.kill(0)

@@ -32,7 +32,8 @@ from tests.integration.histories import DAY, Histories, write_bronze
 def rows_of(directory: Path, kind: str, queue: str = "census") -> list[dict[str, Any]]:
     """A table's rows, in some order that is always the same; numbers that are none are equal."""
     rows = table(kind, directory, queue).to_pyarrow_table().to_pylist()
-    keys = [name for name in ("class", "consumer", "hour", "task_id", "number", "version", "id") if name in rows[0]]
+    names = ("class", "consumer", "hour", "task_id", "number", "claimed_at", "version", "id")
+    keys = [name for name in names if name in rows[0]]
     return sorted(rows, key=lambda row: [str(row[name]) for name in keys])
 
 
