@@ -103,10 +103,10 @@ def fail(task: Task) -> bytes:
 
 def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Airflow, admin: Visit) -> None:
     """The counts move while a worker runs; one click leads to the dead task; its group is redriven, and finishes."""
-    queue = airflow.zk.queue("orders")
+    queue = airflow.zk.queue("paper")
     queue.configure()
-    page = admin.queues("search=orders")
-    row = _row(page, "orders")
+    page = admin.queues("search=paper")
+    row = _row(page, "paper")
     expect(row).to_be_visible()
     airflow.run("page_orders")
     eventually(lambda: queue.counts()["inserted"] == 2, within=LONG)
@@ -126,14 +126,14 @@ def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Ai
     expect(story.get_by_text("page_orders / r / hand_out")).to_be_visible()
     admin.picture("story")
 
-    page = admin.queues("connection=zkmq_default&queue=orders&view=dead")
+    page = admin.queues("connection=zkmq_default&queue=paper&view=dead")
     expect(page.get_by_text("ValueError: no such street").first).to_be_visible()
     admin.picture("dead-letters")
     page.get_by_role("button", name=re.compile("^Redrive")).last.click()
     page.get_by_role("dialog").get_by_role("button", name=re.compile("^Redrive")).click()
     eventually(lambda: queue.counts()["inserted"] == 1)
     queue.worker(lambda task: task.data).run(until_empty=True)
-    page = admin.queues("connection=zkmq_default&queue=orders&view=tasks&state=finished")
+    page = admin.queues("connection=zkmq_default&queue=paper&view=tasks&state=finished")
     expect(page.get_by_role("row")).to_have_count(3)  # two tasks, and the head
 
 
@@ -145,7 +145,7 @@ def test_the_tasks_of_a_task_instance_are_shown_beside_it(airflow: Airflow, admi
     admin.page.get_by_role("link", name="Queue tasks").click()
     expect(admin.page.frame_locator("iframe").get_by_text("enqueued").first).to_be_visible()
     page = admin.alone(query)
-    ids = [task.id for task in airflow.zk.queue("orders").tasks()]
+    ids = [task.id for task in airflow.zk.queue("paper").tasks()]
     for task in ids:
         expect(page.get_by_role("link", name=task)).to_be_visible()
 
@@ -155,7 +155,7 @@ def test_who_may_not_read_the_connection_is_told_what_to_do(airflow: Airflow, ch
     visit = Visit(airflow, chromium, "viewer")
     page = visit.queues()
     expect(page.get_by_text(re.compile("connection", re.IGNORECASE)).first).to_be_visible()
-    expect(page.get_by_text("orders")).to_have_count(0)
+    expect(page.get_by_text("paper")).to_have_count(0)
     visit.close()
 
 
