@@ -26,7 +26,8 @@ export interface LinkState {
   since: Instant | null;
 }
 
-export type TroubleKind = "dead" | "hung" | "paused" | "unaccepted" | "unconsumed" | "late";
+/** The worst first. */
+export type TroubleKind = "dead" | "hung" | "gone" | "paused" | "unaccepted" | "unconsumed" | "stuck" | "late";
 
 export interface Trouble {
   kind: TroubleKind;

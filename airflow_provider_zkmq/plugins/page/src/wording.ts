@@ -41,12 +41,15 @@ export function countOf(counts: Record<StateWord, number>, state: StateWord): nu
   return state === "inserted" ? counts.inserted - counts.scheduled : counts[state];
 }
 
+/** The kinds of trouble, the worst first. */
 export const TROUBLES: Record<TroubleKind, string> = {
   dead: "Dead letters",
   hung: "Hung",
+  gone: "Consumer gone",
   paused: "Paused",
   unaccepted: "Not accepted",
   unconsumed: "No consumer",
+  stuck: "Nobody takes them",
   late: "Late",
 };
 

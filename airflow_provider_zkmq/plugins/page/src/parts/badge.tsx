@@ -21,18 +21,15 @@ export function StateBadge({ state, status }: { state: State | StateWord; status
   );
 }
 
-const TONES: Record<TroubleKind, string> = {
-  dead: "bad",
-  hung: "bad",
-  paused: "warn",
-  unaccepted: "warn",
-  unconsumed: "warn",
-  late: "warn",
-};
+const BAD: readonly TroubleKind[] = ["dead", "hung", "gone"];
+
+export function toneOf(kind: TroubleKind): "bad" | "warn" {
+  return BAD.includes(kind) ? "bad" : "warn";
+}
 
 export function TroubleBadge({ kind, text }: { kind: TroubleKind; text: string }) {
   return (
-    <span class={`trouble tone-${TONES[kind] ?? "warn"}`} title={text}>
+    <span class={`trouble tone-${toneOf(kind)}`} title={text}>
       {text}
     </span>
   );

@@ -13,7 +13,7 @@ import { Sparkline } from "../parts/sparkline";
 import { type Column, Row, Table } from "../parts/table";
 import { go, type Place, place } from "../router";
 import type { QueueRow, StateWord, TroubleKind } from "../types";
-import { count, counted, countOf, rate, titleOf } from "../wording";
+import { count, counted, countOf, rate, TROUBLES, titleOf } from "../wording";
 
 const COLUMNS: readonly Column[] = [
   { head: "Queue", kind: "main", label: "" },
@@ -28,7 +28,7 @@ const COLUMNS: readonly Column[] = [
   { head: "Last hour", kind: "tight" },
 ];
 
-const SEVERITY: readonly TroubleKind[] = ["dead", "hung", "paused", "unaccepted", "unconsumed", "late"];
+const SEVERITY = Object.keys(TROUBLES) as readonly TroubleKind[];
 
 /** Made once: comparing by a locale and options makes one for each pair. */
 const byName = new Intl.Collator(undefined, { numeric: true });

@@ -5,7 +5,7 @@ import * as api from "../api";
 import type { LiveConnection } from "../live";
 import { openDialog } from "../parts/action-dialog";
 import { Ago, Since } from "../parts/ago";
-import { Badge } from "../parts/badge";
+import { Badge, toneOf } from "../parts/badge";
 import { isAway } from "../parts/banners";
 import { Chart } from "../parts/chart";
 import { Command } from "../parts/copy";
@@ -71,7 +71,7 @@ function Troubles({ row }: { row: QueueRow }) {
       <ul>
         {row.troubles.map(({ kind, text, remedy }) => (
           <li key={`${kind} ${text}`}>
-            <Badge tone={kind === "dead" || kind === "hung" ? "bad" : "warn"}>{TROUBLES[kind] ?? kind}</Badge>
+            <Badge tone={toneOf(kind)}>{TROUBLES[kind] ?? kind}</Badge>
             <span class="trouble-text">{text}</span>
             {remedy && <Command text={remedy} />}
           </li>
