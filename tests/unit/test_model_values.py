@@ -314,6 +314,13 @@ def test_task_records_round_trip(text: str, number: int, filters: dict[str, str]
         TaskState.decode("p", data)
 
 
+@pytest.mark.parametrize(("started", "claimed"), [(None, 5), (4, 4), (9, 5)])
+def test_a_delivery_was_claimed_before_it_began_and_ended(started: int | None, claimed: int) -> None:
+    """Of these times the claim's is an estimate, and may be a little late."""
+    state = structs.replace(PLAIN, claimed=7).with_attempt("failed", 5, None, started)
+    assert state.history[-1].claimed == claimed
+
+
 def test_a_record_is_compact_json_without_what_is_empty(subtests: pytest.Subtests) -> None:
     """As Python's encoder spells it; what is false and says something stays, and is read again."""
     for name, value in [(name, value) for name, values in CARE.items() for value in values]:

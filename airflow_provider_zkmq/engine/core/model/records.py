@@ -125,7 +125,8 @@ class TaskState(Struct, frozen=True, omit_defaults=True):
 
     def with_attempt(self, outcome: str, ended: int, error: str | None, started: int | None = None) -> TaskState:
         """The record with the current delivery added to its history (the last ten are kept)."""
-        claimed, text = claimed_before(self.claimed, started) or 0, clip(error, MAX_PAST_ERROR)
+        claimed = claimed_before(claimed_before(self.claimed, started), ended or None) or 0
+        text = clip(error, MAX_PAST_ERROR)
         done = Attempt(self.attempt, self.consumer or "", claimed, ended, outcome, text, started)
         return structs.replace(self, history=(*self.history, done)[-MAX_HISTORY:])
 
