@@ -6,10 +6,11 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.configuration import conf
 from airflow.exceptions import AirflowNotFoundException
 from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
@@ -66,6 +67,13 @@ def options_of(conn_id: str) -> dict[str, Any]:
     options = connection_options(conn)
     options.pop("queue")
     return options
+
+
+def may_read_instances(user: BaseUser, dag_id: str) -> bool:
+    """Whether a user may see the task instances of a DAG."""
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    manager, entity = get_auth_manager(), DagAccessEntity.TASK_INSTANCE
+    return bool(manager.is_authorized_dag(method="GET", access_entity=entity, details=details, user=user))
 
 
 def _team(name: str | None) -> dict[str, str]:

@@ -217,9 +217,11 @@ def errors(live: LiveDep, queue: _Name) -> dict[str, Any]:
 
 
 @_READING.get("/task")
-def task(live: LiveDep, queue: _Name, task: _Name) -> dict[str, Any]:
-    """A task's story."""
-    return _read(live, ("task", queue, task), lambda: views.task_view(live.queue(queue), task))
+def task(live: LiveDep, user: security.GetUserDep, queue: _Name, task: _Name) -> dict[str, Any]:
+    """A task's story, with the runs of the user's DAGs that dealt with it."""
+    story = _read(live, ("task", queue, task), lambda: views.task_view(live.queue(queue), task))
+    may_read = partial(access.may_read_instances, user)
+    return story | {"links": instances.links_of(may_read, live.name, queue, story["task"])}
 
 
 @_READING.get("/payload")

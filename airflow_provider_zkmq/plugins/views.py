@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import quote
 
 from ..engine import Unsupported, parse_duration
 from ..engine.queue_internals import internals
@@ -186,21 +185,7 @@ def task_view(queue: AnyQueue, task_id: str) -> dict[str, Any]:
     with suppress(Unsupported):
         explained = queue.explain(task_id)
         why = {"reasons": list(explained.reasons), "consumers": [records.record(each) for each in explained.consumers]}
-    return {"task": record, "why": why, "links": list(_links(task))}
-
-
-def _links(task: Task) -> Iterator[dict[str, str]]:
-    """Where in Airflow somebody finds who enqueued a task."""
-    noted, names = task.metadata.get("airflow"), ("dag_id", "run_id", "task_id")
-    if isinstance(noted, dict) and all(isinstance(noted.get(name), str) for name in names):
-        dag, run, task_id = (quote(noted[name], safe="") for name in names)
-        mapped = noted.get("map_index")
-        tail = f"/mapped/{mapped}" if isinstance(mapped, int) and mapped >= 0 else ""
-        yield {
-            "label": "Enqueued by",
-            "text": " / ".join(noted[name] for name in names),
-            "href": f"dags/{dag}/runs/{run}/tasks/{task_id}{tail}",
-        }
+    return {"task": record, "why": why}
 
 
 def preview(payload: bytes) -> dict[str, Any]:

@@ -18,13 +18,17 @@ import uvicorn
 from airflow.api_fastapi.app import create_app, get_auth_manager, purge_cached_app
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.models.log import Log
+from airflow.models.xcom import XComModel
+from airflow.sdk.timezone import utcnow
 from airflow.utils.session import create_session
-from sqlalchemy import select
+from sqlalchemy import delete, select, text
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
 from airflow_provider_zkmq.engine import Message, RetryPolicy, String, Zkmq
 from airflow_provider_zkmq.engine.api.queue import Queue
-from airflow_provider_zkmq.plugins import live
+from airflow_provider_zkmq.hooks.page_address import page_url
+from airflow_provider_zkmq.hooks.task_instance import TaskLink
+from airflow_provider_zkmq.plugins import access, live
 from airflow_provider_zkmq.plugins.zkmq import QueuePage, ZkmqPlugin
 from tests.airflow.conftest import define
 from tests.support import eventually
@@ -277,6 +281,37 @@ def test_a_story_tells_of_each_delivery_and_of_who_enqueued_it(admin: httpx.Clie
     (link,) = story["links"]
     assert link["href"] == "dags/d%2Fx/runs/manual__2026-11-29T10%3A00%3A00%2B00%3A00/tasks/t/mapped/2"
     assert admin.get(f"{BASE}/task", params={"queue": "jobs", "task": "none"}).status_code == 404
+
+
+def _leave_link(queue: str, how: str, task: str, **more: Any) -> None:
+    """Have an instance ``claiming`` of the DAG `how` leave the link that its operator leaves at its end."""
+    url = page_url("https://airflow.example", "zkmq_default", queue, how=how, of=task)
+    row = {"dag_run_id": len(how), "dag_id": how, "run_id": "r", "task_id": "claiming", "map_index": -1}
+    key = TaskLink().xcom_key
+    with create_session() as session:
+        session.execute(text("PRAGMA foreign_keys=OFF"))  # there is no such run
+        session.execute(delete(XComModel).where(XComModel.dag_id == how))
+        session.add(XComModel(**row | more, key=key, value=XComModel.serialize_value(url), timestamp=utcnow()))
+
+
+def test_a_story_names_the_runs_that_dealt_with_the_task(
+    admin: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the links that operators left; neither those to other tasks and queues, nor runs of a DAG not to be seen."""
+    task = queue.enqueue(b"x", task_id="a_b")
+    _leave_link("jobs", "claimed", f"x,{task}")
+    _leave_link("jobs", "settled", task, map_index=3)
+    _leave_link("others", "waited for", task)
+    _leave_link("jobs", "enqueued", "axb,a_b1")
+    story = get(admin, "task", queue="jobs", task=task)
+    assert [(link["label"], link["text"]) for link in reversed(story["links"])] == [
+        ("Claimed in Airflow by", "claimed / r / claiming"),
+        ("Settled in Airflow by", "settled / r / claiming"),
+    ]
+    assert story["links"][0]["href"] == "dags/settled/runs/r/tasks/claiming/mapped/3"
+    monkeypatch.setattr(access, "may_read_instances", lambda _, dag_id: dag_id == "claimed")
+    (link,) = get(admin, "task", queue="jobs", task=task)["links"]
+    assert link["text"] == "claimed / r / claiming"
 
 
 @pytest.mark.parametrize(

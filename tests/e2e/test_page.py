@@ -124,6 +124,7 @@ def test_from_a_red_sensor_to_the_task_that_failed_and_back_to_green(airflow: Ai
     story = admin.page.frame_locator("iframe")
     expect(story.get_by_text("no such street").first).to_be_visible()
     expect(story.get_by_text("page_orders / r / hand_out")).to_be_visible()
+    expect(story.get_by_text("page_orders / r / wait")).to_be_visible()
     admin.picture("story")
 
     page = admin.queues("connection=zkmq_default&queue=paper&view=dead")

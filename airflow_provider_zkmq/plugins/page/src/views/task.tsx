@@ -88,7 +88,19 @@ function Details({ task, links, where }: { task: TaskDetail; links: TaskStory["l
     <>
       <Facts
         facts={[
-          ...links.map((link) => [link.label, <AirflowLink path={link.href}>{link.text}</AirflowLink>] as const),
+          ...[...new Set(links.map((link) => link.label))].map(
+            (label) =>
+              [
+                label,
+                links
+                  .filter((link) => link.label === label)
+                  .map((link) => (
+                    <div key={link.href}>
+                      <AirflowLink path={link.href}>{link.text}</AirflowLink>
+                    </div>
+                  )),
+              ] as const,
+          ),
           ["Filters", Object.keys(task.filters).length ? <FilterChips filters={task.filters} /> : null],
           ["Priority", count(task.priority)],
           ["Attempt", count(task.attempt)],
