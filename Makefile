@@ -30,8 +30,9 @@ $(PYZ): $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
+	@echo "Installing Airflow, Spark and what the tests need into $(VENV), once: about two minutes, longer on a slow line"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --progress-bar off --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/.ready

@@ -34,6 +34,7 @@ from airflow_provider_zkmq.embedded import node as fourletter
 from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Queue, Zkmq
 from airflow_provider_zkmq.engine.queue_internals import internals
+from airflow_provider_zkmq.hooks.page_address import page_url
 
 DAG: Final = "zkmq_census"
 MAINTENANCE: Final = "zkmq_maintenance"
@@ -378,6 +379,7 @@ def start_all(stack: contextlib.ExitStack, **more: str) -> Running:
     wait_until("Airflow's four processes", processes, airflow.healthy)
     airflow.log_in()
     say(f"Airflow: {airflow.url}  login: {USER}  password: {password}")
+    say(f"its page of queues: {page_url(airflow.url, 'zkmq_default')}")
     client = stack.enter_context(Zkmq.connect(server.hosts, ROOT, gc=False))
     return Running(airflow, client, processes, environment)
 
@@ -388,7 +390,7 @@ def demo(keep: bool) -> int:
         running = start_all(stack)
         code = run(running.airflow, running.client, running.processes, running.environment)
         if keep:
-            say(f"{running.airflow.url} stays, with the login above, until Ctrl-C")
+            say(f"{page_url(running.airflow.url, 'zkmq_default', QUEUE)} stays, with the login above, until Ctrl-C")
             while True:
                 running.processes.check()
                 time.sleep(POLL_SECONDS)
