@@ -197,7 +197,7 @@ def test_no_view_has_an_axe_violation_or_runs_what_it_shows(
         with subtests.test(view=name):
             page = visit.alone(query)
             expect(page.get_by_role("main")).to_be_visible()
-            page.wait_for_timeout(1_500)  # charts are drawn
+            expect(page.locator(".loading")).to_have_count(0)
             found = Axe().run(page).response["violations"]
             assert [each["id"] for each in found if each["impact"] in {"serious", "critical"}] == []
             visit.picture(f"{name.replace(' ', '-')}-{scheme}")
