@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -20,6 +21,8 @@ _TOGETHER: Final = 64
 _MOST_NAMED: Final = 10_000
 #: So many refusals are told in a line; the others are counted.
 _MOST_REFUSED: Final = 64
+#: An action on a large queue takes minutes; a proxy ends what says nothing for about one.
+_SILENT_SECONDS: Final = 15.0
 _NAME: Final = Field(max_length=128)
 _TEXT: Final = Field(default=None, max_length=4_096)
 
@@ -91,8 +94,12 @@ def _of_tasks(act: Callable[[Sequence[str]], dict[str, ZkmqError]], ids: Sequenc
 
 
 def _of_whole(queue: AnyQueue, action: str) -> Iterator[str]:
+    with ThreadPoolExecutor(1) as thread:
+        doing = thread.submit(_of_queue, queue, action)
+        while not wait([doing], timeout=_SILENT_SECONDS).done:
+            yield _line(done=0, refused=[])
     try:
-        yield _line(over=True, done=1, refused=0, message=_of_queue(queue, action))
+        yield _line(over=True, done=1, refused=0, message=doing.result())
     except ZkmqError as error:
         yield _line(over=True, done=0, refused=1, message=str(error), error=True)
 

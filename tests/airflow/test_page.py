@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import Message, RetryPolicy, String, Zkmq
 from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks.page_address import page_url
 from airflow_provider_zkmq.hooks.task_instance import TaskLink
-from airflow_provider_zkmq.plugins import access, live
+from airflow_provider_zkmq.plugins import access, actions, live
 from airflow_provider_zkmq.plugins.zkmq import QueuePage, ZkmqPlugin
 from tests.airflow.conftest import define
 from tests.support import eventually
@@ -406,6 +406,17 @@ def test_redrive_cancel_and_release_tell_what_was_done_and_what_refused(admin: h
         "inserted": 0, "scheduled": 0, "claimed": 0, "finished": 0, "dead": 2, "cancelled": 70,
     }  # fmt: skip
     assert act(admin, "clean")[-1]["over"]
+
+
+def test_an_action_that_takes_long_is_not_silent(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy ends a request that says nothing for long; the last line tells what was done."""
+    done = threading.Event()
+    monkeypatch.setattr(actions, "_SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(actions, "_of_queue", lambda *_: "2 deleted" if done.wait(60) else "never")
+    lines = map(json.loads, actions.carry_out(queue, actions.Action(queue="jobs", action="clean")))
+    assert next(lines) == {"done": 0, "refused": []}
+    done.set()
+    assert list(lines)[-1] == {"over": True, "done": 1, "refused": 0, "message": "2 deleted"}
 
 
 @pytest.mark.parametrize(
