@@ -39,6 +39,11 @@ class Selection:
         """The names of what is given besides ids."""
         return [name for name, value in asdict(self).items() if name != "tasks" and value not in (None, False)]
 
+    @property
+    def reads_errors(self) -> bool:
+        """Whether it asks for what went wrong."""
+        return self.error is not None
+
     def find(self, queue: AnyQueue, parts: Collection[Part], *states: str) -> list[Task]:
         """The tasks in the queue, at most ``limit``. `states`: of those whose state is not asked for."""
         from ..engine import State
@@ -46,7 +51,7 @@ class Selection:
         word = BACKOFF if self.state == SCHEDULED else self.state or (states[0] if len(states) == 1 else None)
         which: dict[str, Any] = {"state": word} if word is None or word in set(State) else {"status": word}
         which |= {"ids": self.tasks} if self.tasks else {"batch": self.batch}
-        late = self.error is not None or (len(states) > 1 and self.state is None)
+        late = self.reads_errors or (len(states) > 1 and self.state is None)
         found = queue.tasks(**which, selector=self.selector, parts=parts, limit=None if late else self.limit)
         if late and self.state is None and states:
             found = [task for task in found if task.state in states]
@@ -68,7 +73,8 @@ class Selection:
         if self.tasks:
             return [check_name("task id", task) for task in dict.fromkeys(self.tasks)]
         wanted = (self.state,) if self.state else states
-        if self.selector is self.batch is self.error is None and set(wanted) <= set(State):  # no task need be read
+        readless = self.selector is self.batch is None and not self.reads_errors
+        if readless and set(wanted) <= set(State):  # no task need be read
             return [task for state in wanted for task in internals(queue).ids(state)][: self.limit]
         return [task.id for task in self.find(queue, (), *states)]
 
@@ -136,6 +142,22 @@ def kind_of_error(task: HasFailed) -> str:
     """The kind of a task's error, and its text without what differs from task to task."""
     kind, text = masked(task.error or "", task.id)
     return ": ".join(filter(None, (kind, text))) or "no error told"
+
+
+@dataclass(frozen=True)
+class GroupSelection(Selection):
+    """A selection that may be one of the groups of `by_error`: ``kind``, its error exactly as it is named there."""
+
+    kind: str | None = None
+
+    @property
+    def reads_errors(self) -> bool:
+        """Whether it asks for what went wrong."""
+        return self.error is not None or self.kind is not None
+
+    def accepts(self, task: Task) -> bool:
+        """Whether a task's batch, error and kind of error are those asked for."""
+        return super().accepts(task) and self.kind in (None, kind_of_error(task))
 
 
 def by_error(tasks: Collection[HasFailed]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..engine import ConfigError, ZkmqError
-from ..inspection.selection import Selection, one_by_one
+from ..inspection.selection import GroupSelection, one_by_one
 
 if TYPE_CHECKING:
     from ..engine import AnyQueue
@@ -34,6 +34,7 @@ class Wanted(BaseModel):
     state: str | None = _TEXT
     selector: str | None = _TEXT
     error: str | None = _TEXT
+    kind: str | None = _TEXT
     batch: str | None = _TEXT
     all: bool = False
 
@@ -67,11 +68,12 @@ def carry_out(queue: AnyQueue, wanted: Action) -> Iterator[str]:
     return _of_tasks(act, _chosen(wanted).ids(queue, *_STATES[wanted.action]))
 
 
-def _chosen(wanted: Action) -> Selection:
+def _chosen(wanted: Action) -> GroupSelection:
     """Raises `ConfigError`."""
     if (wanted.tasks is None) == (wanted.selection is None):
         raise ConfigError("name the tasks, or say what they have in common")
-    chosen = Selection(tasks=wanted.tasks) if wanted.selection is None else Selection(**wanted.selection.model_dump())
+    what = {"tasks": wanted.tasks} if wanted.selection is None else wanted.selection.model_dump()
+    chosen = GroupSelection(**what)
     if not (chosen.tasks or chosen.conditions):
         raise ConfigError("say which tasks: by their ids, by what they have in common, or all of them")
     return chosen
@@ -86,7 +88,7 @@ def _of_tasks(act: Callable[[Sequence[str]], dict[str, ZkmqError]], ids: Sequenc
             why = act(group)
             done, refused = done + len(group) - len(why), refused + len(why)
             refusals = [{"id": task, "reason": str(error)} for task, error in why.items()]
-            yield _line(done=done, refused=refusals[:_MOST_REFUSED])
+            yield _line(done=len(group) - len(why), refused=refusals[:_MOST_REFUSED])
     except ZkmqError as error:
         yield _line(over=True, done=done, refused=refused, message=f"stopped: {error}", error=True)
         return

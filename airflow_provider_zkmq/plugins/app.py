@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -13,9 +14,11 @@ from urllib.parse import urlsplit
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api import security
-from airflow.api_fastapi.logging.decorators import action_logging
 from airflow.configuration import conf
+from airflow.models.log import Log
+from airflow.utils.session import create_session
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from ..engine import ConfigError, QueueNotFound, TaskNotFound, ZkmqError
@@ -41,6 +44,8 @@ _FILES: Final = {
 }
 #: Neither a proxy nor Airflow's own compression may hold back what is streamed.
 _STREAMED: Final = {"X-Accel-Buffering": "no", "Content-Encoding": "identity"}
+#: The audit log names so many tasks of an action.
+_NOTED: Final = 50
 _Name = Annotated[str, Query(min_length=1, max_length=128)]
 _Text = Annotated[str | None, Query(max_length=4_096)]
 
@@ -56,6 +61,7 @@ def make_app() -> FastAPI:
     for kind, code in ((access.UnknownConnection, 404), (QueueNotFound, 404), (TaskNotFound, 404), (ConfigError, 400)):
         app.exception_handler(kind)(partial(_error_response, code))
     app.exception_handler(ZkmqError)(partial(_error_response, 503))
+    app.exception_handler(RequestValidationError)(_refusal)
     atexit.register(stop, app)
     return app
 
@@ -79,6 +85,11 @@ async def _with_headers(request: Request, call_next: Callable[[Request], Any]) -
 async def _error_response(code: int, _request: Request, error: Exception) -> JSONResponse:
     fact = getattr(error, "fact", None)  # of a missing queue, without the methods that would create it
     return JSONResponse({"detail": fact or str(error)}, status_code=code)
+
+
+async def _refusal(_request: Request, error: RequestValidationError) -> JSONResponse:
+    """What is wrong with a request, without what was sent: it may be large, or no text."""
+    return JSONResponse({"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422)
 
 
 def _live(request: Request, connection_id: str) -> Live:
@@ -198,14 +209,15 @@ def tasks(
     state: _Text = None,
     selector: _Text = None,
     error: _Text = None,
+    kind: _Text = None,
     id: _Text = None,  # noqa: A002  the parameter's name
     batch: _Text = None,
     older: _Text = None,
     cursor: _Text = None,
 ) -> dict[str, Any]:
     """A page of a queue's tasks."""
-    wanted = {"state": state, "selector": selector, "error": error, "id": id, "batch": batch, "older": older}
-    wanted = {name: value or None for name, value in wanted.items()}
+    wanted = {"state": state, "selector": selector, "error": error, "kind": kind}
+    wanted = {name: value or None for name, value in {**wanted, "id": id, "batch": batch, "older": older}.items()}
     key = ("tasks", queue, *wanted.values(), cursor)
     return _read(live, key, lambda: views.tasks_view(live.queue(queue), wanted, cursor or None))
 
@@ -265,8 +277,11 @@ def _hosts(request: Request) -> set[str]:
 
 
 def _host(url: str) -> str:
-    """The host of an address, with its port if that is not the usual one."""
-    parts = urlsplit(url)
+    """The host of an address, with its port if that is not the usual one; empty for what is no address."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
     return parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
 
 
@@ -280,8 +295,18 @@ _ACTING: Final = APIRouter(
 )
 
 
-@_ACTING.post("/actions", dependencies=[Depends(action_logging(event="zkmq.action"))])
-def act(live: LiveDep, wanted: actions.Action) -> StreamingResponse:
+@_ACTING.post("/actions")
+def act(live: LiveDep, user: security.GetUserDep, wanted: actions.Action) -> StreamingResponse:
     """Do something to tasks or to a queue; a line of JSON for each group of tasks tells how far it is."""
     lines = actions.carry_out(live.queue(wanted.queue), wanted)
+    _note(user.get_name(), live.name, wanted)  # not before: what is refused is not done
     return StreamingResponse(lines, media_type="application/x-ndjson", headers=_STREAMED)
+
+
+def _note(user: str, conn_id: str, wanted: actions.Action) -> None:
+    """Note in Airflow's audit log what somebody does, of very many tasks the first."""
+    what = {"connection_id": conn_id, **wanted.model_dump(exclude_none=True)}
+    if wanted.tasks:
+        what |= {"tasks": wanted.tasks[:_NOTED], "count": len(wanted.tasks)}
+    with create_session() as session:
+        session.add(Log("zkmq.action", owner=user, owner_display_name=user, extra=json.dumps(what)))

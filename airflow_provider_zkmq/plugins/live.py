@@ -30,8 +30,10 @@ _LOG: Final = logging.getLogger(__name__)
 LOOK_SECONDS, IDLE_SECONDS = 0.5, 15.0
 #: Leases end and tasks come due without a change of anything: so long what was read is believed.
 BELIEVED_SECONDS: Final = 5.0
-#: Reading takes no more of the time than one part in so many.
+#: After reading all queues for some time, all of them rest for so many times as long. Those in which something has
+#: happened within so many seconds, at most so many, are read between: what moves is shown at once.
 SHARE: Final = 3
+MOVING_SECONDS, _MOST_MOVING = 30.0, 20
 #: So long after the last one looked the session ends. Until then the depth goes on being noted.
 LINGER_SECONDS: Final = 3_600.0
 #: Somebody watches, or has asked for something within so many seconds.
@@ -72,10 +74,10 @@ class Trace:
 
     @property
     def per_minute(self) -> float | None:
-        """How many tasks a minute were written of late; None until that can be told."""
+        """How many tasks were written in the last minute, or since somebody looks; None until that can be told."""
         if not self.written or (span := self.written[-1][0] - self.written[0][0]) < 2:
             return None
-        return round((self.written[-1][1] - self.written[0][1]) * 60 / span, 1)
+        return round((self.written[-1][1] - self.written[0][1]) * 60 / max(span, 60), 1)
 
 
 class Live:
@@ -93,6 +95,7 @@ class Live:
         self.state: dict[str, Any] = {"connected": False, "error": None, "since": _iso(time.time())}
         self._options = options
         self._gone: dict[str, int] = {}
+        self._moved: dict[str, float] = {}
         self._state_version = 0
         self._connected: tuple[AnyClient, dict[str, Any]] | None = None
         self._connecting = threading.Lock()
@@ -251,7 +254,7 @@ class Live:
 
     def _run(self) -> None:
         """Look again and again, until nobody has for long."""
-        number, read_at, pause, checked = -1, 0.0, 0.0, time.monotonic()
+        number, owed, due, read_at, pause, checked = -1, False, 0.0, 0.0, 0.0, time.monotonic()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._hurry, pause)
@@ -270,10 +273,15 @@ class Live:
                     self._look_up_again()
                 client = self._session()
                 latest = internals(client).changed()
-                if latest != number or now - read_at > BELIEVED_SECONDS:
-                    self._read(client)
-                    number, read_at = latest, now
+                owed = owed or latest != number or now - read_at > BELIEVED_SECONDS
+                if owed and now >= due:
+                    self._read(client, client.queues(), whole=True)
+                    owed, read_at = False, now
+                    due = now + (time.monotonic() - now) * (1 + SHARE)
+                elif latest != number:  # between readings of all: what moves is shown at once
+                    self._read(client, self._moving(now), whole=False)
                     pause = max(pause, (time.monotonic() - now) * SHARE)
+                number = latest
                 self._away = None
                 self._set_state(None)
             except (ZkmqError, access.UnknownConnection) as error:
@@ -293,7 +301,7 @@ class Live:
         """Forget what was read; the caller holds the lock. Versions go on: streams know some."""
         self.version += 1
         self._gone |= dict.fromkeys(self.rows, self.version)
-        self.rows, self.overviews, self.traces, self._messages = {}, {}, {}, {}
+        self.rows, self.overviews, self.traces, self._messages, self._moved = {}, {}, {}, {}, {}
         self._state_version, self._away = 0, None
 
     def _look_up_again(self) -> None:
@@ -314,8 +322,13 @@ class Live:
                 self._forget()
                 self._wake()
 
-    def _read(self, client: AnyClient) -> None:
-        names = client.queues()
+    def _moving(self, now: float) -> list[str]:
+        """The queues in which something has happened of late; of very many the latest."""
+        lately = {name: at for name, at in self._moved.items() if now - at < MOVING_SECONDS}
+        return sorted(lately, key=lambda name: -lately[name])[:_MOST_MOVING]
+
+    def _read(self, client: AnyClient, names: list[str], *, whole: bool) -> None:
+        """Read how these queues stand; `whole`: there are no others."""
         seen = internals(client).overviews(names)
         now = time.time()
         rows = [(name, self._row(name, found, now)) for name, found in zip(names, seen, strict=True)]
@@ -323,14 +336,16 @@ class Live:
             for name, row in rows:
                 known = self.rows.get(name)
                 if known is None or row != {**known, "version": None}:
+                    if known is not None and any(row.get(fact) != known.get(fact) for fact in _MOVING):
+                        self._moved[name] = time.monotonic()
                     self.version += 1
                     self.rows[name] = {**row, "version": self.version}
                     self._gone.pop(name, None)
-            for name in self.rows.keys() - set(names):
+            for name in self.rows.keys() - set(names) if whole else ():
                 self.version += 1
                 del self.rows[name]
-                self.traces.pop(name, None)
-                self.overviews.pop(name, None)
+                for memory in (self.traces, self.overviews, self._moved):
+                    memory.pop(name, None)
                 self._gone[name] = self.version
             self._wake()
 
@@ -379,6 +394,8 @@ class Live:
 
 
 _BOUNDS: Final = ("connect_timeout", "request_timeout")
+#: What of a row changes when tasks come and go.
+_MOVING: Final = ("counts", "enqueued_per_minute", "finished_per_minute")
 _OF_ROW: Final = ("queue", "troubles", "counts", "paused", "consumers", "oldest_at", "next_due_at")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..engine import Unsupported, parse_duration
 from ..engine.queue_internals import internals
 from ..inspection import queue_status, records, task_story
-from ..inspection.selection import SCHEDULED, Selection, by_error
+from ..inspection.selection import SCHEDULED, GroupSelection, by_error
 from .live import HUNG_SECONDS
 
 if TYPE_CHECKING:
@@ -101,12 +101,13 @@ def _wait(queue: AnyQueue) -> dict[str, Any] | None:
 def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | None) -> dict[str, Any]:
     """A page of tasks behind a cursor: those in a state that fit, and how many were looked at for them.
 
-    `wanted`: ``state``, and ``selector``, ``error``, ``id`` (a part of it), ``batch``, ``older`` (enqueued so many
-    seconds ago). Raises `ConfigError`.
+    `wanted`: ``state``, and ``selector``, ``error``, ``kind`` (of error, exactly), ``id`` (a part of it), ``batch``,
+    ``older`` (enqueued so many seconds ago). Raises `ConfigError`.
     """
     state = wanted.get("state") or "inserted"
     kind = "inserted" if state == SCHEDULED else state
-    chosen = Selection(selector=wanted.get("selector"), batch=wanted.get("batch"), error=wanted.get("error"))
+    selector, batch, error, same = (wanted.get(name) for name in ("selector", "batch", "error", "kind"))
+    chosen = GroupSelection(selector=selector, batch=batch, error=error, kind=same)
     before = None if not wanted.get("older") else time.time() * 1000 - _seconds(wanted["older"] or "") * 1000
     part, shown, searched = wanted.get("id") or "", list["Task"](), 0
     while len(shown) < PAGE and searched < SEARCHED:
@@ -135,7 +136,7 @@ def tasks_view(queue: AnyQueue, wanted: Mapping[str, str | None], cursor: str | 
     }
 
 
-def _read(queue: AnyQueue, ids: list[str], chosen: Selection) -> list[Task]:
+def _read(queue: AnyQueue, ids: list[str], chosen: GroupSelection) -> list[Task]:
     """Those of some tasks that are there and chosen, without what may be large."""
     if not ids:
         return []

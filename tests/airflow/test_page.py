@@ -157,6 +157,36 @@ def test_who_may_not_act_does_nothing_and_is_in_no_audit_log(api: Api, admin: ht
     assert act(admin, "resume")[-1]["message"] == "resumed"
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", 422),
+        (b'{"queue": "jobs", "action": "explode"}', 422),
+        (b'{"queue": "\\ud800", "action": "pause"}', 422),
+        (b'{"queue": "none", "action": "pause"}', 404),
+        (b'{"queue": "jobs", "action": "redrive"}', 400),
+    ],
+    ids=["no JSON", "no action", "no text", "no queue", "no tasks"],
+)
+def test_what_is_refused_is_in_no_audit_log(admin: httpx.Client, queue: Queue, body: bytes, code: int) -> None:
+    """Nor is it sent back."""
+    assert queue.enqueue(b"x")
+    before = _logged()
+    answer = admin.post(f"{BASE}/actions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == code
+    assert "explode" not in answer.text
+    assert _logged() == before
+
+
+def test_the_audit_log_names_the_first_tasks_of_very_many(admin: httpx.Client, queue: Queue) -> None:
+    assert queue.enqueue(b"x")
+    act(admin, "cancel", tasks=[f"t{number}" for number in range(9_000)])
+    noted = json.loads(_logged()[-1][1])
+    assert (noted["connection_id"], noted["action"], noted["count"], len(noted["tasks"])) == (
+        "zkmq_default", "cancel", 9_000, 50,
+    )  # fmt: skip
+
+
 def _logged() -> list[tuple[str, str]]:
     with create_session() as session:
         rows = session.execute(select(Log.owner, Log.extra).where(Log.event == "zkmq.action").order_by(Log.id))
@@ -171,6 +201,7 @@ def _logged() -> list[tuple[str, str]]:
         {"Sec-Fetch-Site": "none"},
         {"Origin": "null"},
         {"Origin": "http://elsewhere.example"},
+        {"Origin": "http://[bad", "X-Forwarded-Host": "["},
         {"Content-Type": "text/plain"},
         {"Content-Type": "text/plain; x=application/json"},
         {"Content-Type": "application/x-www-form-urlencoded"},
@@ -267,6 +298,24 @@ def test_dead_letters_are_grouped_by_their_errors(admin: httpx.Client, queue: Qu
     assert [(group["error"], group["count"]) for group in told["groups"]] == [("timed out", 3), ("no such street", 1)]
     assert told["total"] == 4
     assert len(_all(admin, "dead", error="timed*")[0]) == 3
+
+
+def test_a_group_is_redriven_and_shown_alone(admin: httpx.Client, queue: Queue) -> None:
+    """Also where its error is part of another, or would be a pattern."""
+    kill(queue, {"bad": 3, "bad street": 2, "***": 2})
+    for error, count in (("bad", 3), ("***", 2)):
+        assert len(_all(admin, "dead", kind=error)[0]) == count
+        selection = {"state": "dead", "kind": error, "all": True}
+        assert act(admin, "redrive", selection=selection)[-1]["done"] == count
+    assert [group["error"] for group in get(admin, "errors", queue="jobs")["groups"]] == ["bad street"]
+
+
+def test_each_line_of_an_action_tells_how_many_more_are_done(admin: httpx.Client, queue: Queue) -> None:
+    kill(queue, {"no paper": 150})
+    of, *lines, end = act(admin, "redrive", selection={"state": "dead", "all": True})
+    assert of == {"of": 150}
+    assert [line["done"] for line in lines] == [64, 64, 22]
+    assert end["done"] == 150
 
 
 def test_a_story_tells_of_each_delivery_and_of_who_enqueued_it(admin: httpx.Client, queue: Queue) -> None:
@@ -556,6 +605,21 @@ def test_zookeeper_away_is_told_and_life_goes_on_when_it_is_back(
         eventually(lambda: stream.state["connected"], within=60)
         eventually(lambda: bool(queue.enqueue(b"y")), within=60)
         eventually(lambda: stream.pending() >= 2, within=60)
+    stream.close()
+
+
+def test_a_queue_that_moves_is_shown_while_all_queues_rest(
+    admin: httpx.Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of very many queues reading takes a while, after which it rests for some time."""
+    stream = Stream(admin)
+    eventually(lambda: "jobs" in stream.rows)
+    queue.enqueue(b"x")
+    eventually(lambda: stream.rows["jobs"]["counts"]["inserted"] == 1)
+    monkeypatch.setattr(live, "SHARE", 1_000_000)
+    for count in (2, 3, 4):
+        queue.enqueue(b"x")
+        eventually(lambda count=count: stream.rows["jobs"]["counts"]["inserted"] == count)
     stream.close()
 
 

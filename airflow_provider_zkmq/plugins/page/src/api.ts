@@ -111,11 +111,13 @@ async function send(address: string, options: RequestInit): Promise<Response> {
   }
   // A login manager in front of Airflow may redirect to its page of HTML instead of answering 401.
   const loginPage = answer.redirected && !/json/.test(answer.headers.get("Content-Type") ?? "");
-  if (answer.status === 401 || loginPage) {
+  const refused = answer.ok ? "" : await sentence(answer);
+  // Airflow answers 403 to a login that it cannot read, as after a change of its secret.
+  if (answer.status === 401 || loginPage || (answer.status === 403 && refused === "Invalid JWT token")) {
     loggedOut.value = true;
     throw new ApiError(401, "You are logged out.");
   }
-  if (!answer.ok) throw new ApiError(answer.status, await sentence(answer));
+  if (!answer.ok) throw new ApiError(answer.status, refused);
   loggedOut.value = false;
   return answer;
 }

@@ -1,7 +1,7 @@
 /** The queues of each connection, kept up to date by server-sent events. */
 import { batch, computed, effect, type Signal, signal } from "@preact/signals";
 import * as api from "./api";
-import type { LinkState, QueueRow, QueuesEvent } from "./types";
+import type { Connections, LinkState, QueueRow, QueuesEvent } from "./types";
 
 /** Browsers open six connections to a server at most: an event stream keeps one, and other tabs need some, too. */
 const MOST_STREAMS = 2;
@@ -92,14 +92,21 @@ export function start(wanted: () => readonly string[] | null): void {
   });
 }
 
+/** Takes over which connections there are; of those that stay, what is known. */
+function take(found: Connections): void {
+  batch(() => {
+    failure.value = null;
+    connections.value = found.connections.map(
+      ({ id, may_act }) =>
+        connections.value?.find((each) => each.id === id && each.mayAct === may_act) ?? new LiveConnection(id, may_act),
+    );
+  });
+}
+
 /** Reads which connections there are, again after `pause` milliseconds while that fails. */
 async function readConnections(pause: number): Promise<void> {
   try {
-    const found = await api.connections();
-    batch(() => {
-      failure.value = null;
-      connections.value = found.connections.map((each) => new LiveConnection(each.id, each.may_act));
-    });
+    take(await api.connections());
   } catch (error) {
     failure.value = error as api.ApiError;
     setTimeout(() => void readConnections(Math.min(2 * pause, LONGEST_PAUSE)), pause);
@@ -131,8 +138,11 @@ function stream(connection: LiveConnection): () => void {
       if (source.readyState !== EventSource.CLOSED) return;
       timer = window.setTimeout(open, pause);
       pause = Math.min(2 * pause, LONGEST_PAUSE);
-      // A stream does not say why it was refused: a login that is over is told by any other request.
-      api.connections().catch(() => undefined);
+      // A stream does not say why it was refused: a login that is over, or rights that were taken, another request does.
+      api
+        .connections()
+        .then(take)
+        .catch(() => undefined);
     });
   };
 

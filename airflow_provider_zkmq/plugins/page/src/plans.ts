@@ -79,7 +79,8 @@ export function onTasks(where: Where, action: TaskAction, ids: string[]): Plan {
 export function onAll(where: Where, action: TaskAction, selection: Selection, count: number | null): Plan {
   const limits = [
     selection.selector && `filters ${selection.selector}`,
-    selection.error && `the error “${selection.error}”`,
+    selection.error && `“${selection.error}” in their errors`,
+    selection.kind && `the error “${selection.kind}”`,
     selection.batch && `the batch ${selection.batch}`,
   ].filter(Boolean);
   const kind = selection.state ? titleOf(selection.state).toLowerCase() : "";

@@ -230,6 +230,8 @@ export interface Selection {
   state: StateWord | null;
   selector: string | null;
   error: string | null;
+  /** A group of the dead letters by error, exactly. */
+  kind: string | null;
   batch: string | null;
   all: true;
 }

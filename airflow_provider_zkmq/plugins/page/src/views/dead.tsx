@@ -76,7 +76,7 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
   return (
     <Table label="Dead letters by error" columns={columns} class="groups">
       {groups.map((group) => {
-        const tasks = { ...where, view: "tasks", state: "dead", error: group.error };
+        const tasks = { ...where, view: "tasks", state: "dead", kind: group.error };
         return (
           <Row columns={columns} key={group.error}>
             {[
@@ -113,6 +113,6 @@ function Groups(options: { groups: ErrorGroup[]; where: { connection: string; qu
   );
 }
 
-function selectionOf(error: string | null): Selection {
-  return { state: "dead", selector: null, error, batch: null, all: true };
+function selectionOf(kind: string | null): Selection {
+  return { state: "dead", selector: null, error: null, kind, batch: null, all: true };
 }

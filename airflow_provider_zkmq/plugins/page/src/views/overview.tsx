@@ -25,7 +25,7 @@ const COLUMNS: readonly Column[] = [
   { head: "Oldest wait", kind: "number" },
   { head: <abbr title="Enqueued a minute">In/min</abbr>, label: "In/min", kind: "number" },
   { head: <abbr title="Finished a minute">Out/min</abbr>, label: "Out/min", kind: "number" },
-  { head: "Last hour", kind: "tight" },
+  { head: "Last 15 min", kind: "tight" },
 ];
 
 const SEVERITY = Object.keys(TROUBLES) as readonly TroubleKind[];

@@ -12,12 +12,12 @@ export const FILTERS = [
 ] as const;
 
 export function FilterForm({ at }: { at: Place }) {
-  const used = FILTERS.some(({ name }) => at[name]);
+  const used = at.kind || FILTERS.some(({ name }) => at[name]);
   const submit = (event: SubmitEvent) => {
     event.preventDefault();
     const form = new FormData(event.currentTarget as HTMLFormElement);
     const values = FILTERS.map(({ name }) => [name, String(form.get(name) ?? "").trim() || undefined]);
-    go({ ...at, ...Object.fromEntries(values) });
+    go({ ...at, ...Object.fromEntries(values), cursor: undefined });
   };
   return (
     <form class="filters" onSubmit={submit} role="search" aria-label="Filter tasks">
@@ -27,6 +27,11 @@ export function FilterForm({ at }: { at: Place }) {
           <input name={name} placeholder={hint} defaultValue={at[name] ?? ""} data-search={index === 0 || undefined} />
         </label>
       ))}
+      {at.kind && (
+        <p class="field">
+          <span>Error is</span> <span class="mono">{at.kind}</span>
+        </p>
+      )}
       <button type="submit" class="button solid">
         Filter
       </button>

@@ -9,7 +9,7 @@ import { Empty, Failed, Loading, Stale } from "../parts/notes";
 import { Row, Table } from "../parts/table";
 import * as plans from "../plans";
 import { useResource } from "../resource";
-import { hrefOf, type Place } from "../router";
+import { go, hrefOf, type Place } from "../router";
 import type { Selection, StateWord, TaskSummary } from "../types";
 import { count, counted, countOf, STATES, titleOf } from "../wording";
 import { columnsFor } from "./task-columns";
@@ -37,7 +37,7 @@ export function Tasks({ connection, queue, at }: Options) {
       </div>
       <nav class="tabs" aria-label="Tasks by state">
         {STATES.map(({ word, title }) => (
-          <Link key={word} to={{ ...at, state: word }} class="tab" current={stateOf(at) === word}>
+          <Link key={word} to={{ ...at, state: word, cursor: undefined }} class="tab" current={stateOf(at) === word}>
             {title} {row && <span class="tab-count">{count(countOf(row.counts, word))}</span>}
           </Link>
         ))}
@@ -55,15 +55,13 @@ export function Tasks({ connection, queue, at }: Options) {
 }
 
 function Pages({ connection, queue, at }: Options) {
-  // The cursors of the pages before this one: the server tells only the next.
-  const [cursors, setCursors] = useState<readonly string[]>([]);
   const [selected, select] = useState<ReadonlySet<string>>(new Set());
-  const cursor = cursors[cursors.length - 1];
   const query = {
     queue,
     ...Object.fromEntries(FILTERS.map(({ name }) => [name, at[name]])),
+    kind: at.kind,
     state: stateOf(at),
-    cursor,
+    cursor: at.cursor,
   };
   const row = connection.row(queue);
   const page = useResource(`tasks ${connection.id} ${JSON.stringify(query)}`, row?.version, (abort) =>
@@ -83,10 +81,6 @@ function Pages({ connection, queue, at }: Options) {
   if (page.error && !page.value) return <Failed error={page.error} retry={page.reload} />;
   if (!page.value || !tasks) return <Loading what="tasks" />;
   const { cursor: next, searched } = page.value;
-  const turn = (to: readonly string[]) => {
-    setCursors(to);
-    select(new Set());
-  };
   return (
     <>
       <Stale error={page.error} explained={isAway(connection)} />
@@ -98,15 +92,14 @@ function Pages({ connection, queue, at }: Options) {
       ) : (
         <NoTasks at={at} searched={searched} next={next} />
       )}
-      {(cursors.length > 0 || next) && (
+      {(at.cursor || next) && (
         <nav class="pages" aria-label="Pages">
-          <button type="button" class="button" disabled={!cursors.length} onClick={() => turn(cursors.slice(0, -1))}>
-            Previous
+          {/* The server tells only the next page; those before are steps of the browser's history. */}
+          <button type="button" class="button" disabled={!at.cursor} onClick={() => go({ ...at, cursor: undefined })}>
+            First
           </button>
-          <span class="muted">
-            Page {cursors.length + 1}, {counted(tasks.length, "task")}
-          </span>
-          <button type="button" class="button" disabled={!next} onClick={() => next && turn([...cursors, next])}>
+          <span class="muted">{counted(tasks.length, "task")}</span>
+          <button type="button" class="button" disabled={!next} onClick={() => next && go({ ...at, cursor: next })}>
             Next
           </button>
         </nav>
@@ -190,9 +183,9 @@ function ActionBar(
 ) {
   const { connection, queue, at, state, actions, selected, total } = options;
   const where = { connection: connection.id, queue };
-  const { selector = null, error = null, batch = null } = at;
-  const selection: Selection = { state, selector, error, batch, all: true };
-  const filtered = selector !== null || error !== null || batch !== null;
+  const { selector = null, error = null, kind = null, batch = null } = at;
+  const selection: Selection = { state, selector, error, kind, batch, all: true };
+  const filtered = [selector, error, kind, batch].some((each) => each !== null);
   return (
     <div class="action-bar">
       <span class="muted" role="status">
@@ -228,11 +221,11 @@ function ActionBar(
 }
 
 function NoTasks({ at, searched, next }: { at: Place; searched: number; next: string | null }) {
-  const filtered = FILTERS.some(({ name }) => at[name]);
+  const filtered = at.kind || FILTERS.some(({ name }) => at[name]);
   const state = `${titleOf(stateOf(at)).toLowerCase()} `;
   if (!filtered)
     return (
-      <Empty title={`There are no ${state}tasks`}>
+      <Empty title={at.cursor ? "None is left on this page" : `There are no ${state}tasks`}>
         <p>
           <Link to={{ connection: at.connection, queue: at.queue }}>Back to the queue</Link>
         </p>
