@@ -280,7 +280,7 @@ class Live:
                     due = now + (time.monotonic() - now) * (1 + SHARE)
                 elif latest != number:  # between readings of all: what moves is shown at once
                     self._read(client, self._moving(now), whole=False)
-                    pause = max(pause, (time.monotonic() - now) * SHARE)
+                    pause = max(pause, min(1.0, (time.monotonic() - now) * SHARE))
                 number = latest
                 self._away = None
                 self._set_state(None)
