@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_zkmq import editing, engine, history, spark
-from airflow_provider_zkmq.embedded.server import free_ports
 from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfWork, Worker, Zkmq
 from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.textqueue import TextQueue
+from tests.integration.pages import dag_files, pages
 from tests.promises import TOP, rows
 from tests.support import fresh_root
 
@@ -58,102 +56,6 @@ def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests
     for page, told in (("docs/scale.md", "groups move"), ("docs/textqueue.md", "")):
         with subtests.test(msg=page):
             assert told in python("".join(blocks(page, "python")), hosts=zookeeper, folder=tmp_path)
-
-
-#: A block of a page: its language, the file that it is, if any, and its text.
-BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-#: Blocks that nothing executes, by their language, each with the reason.
-SHOWN = {"text": "it is what a command prints", "console": "it installs packages, which the tests have"}
-#: Tutorials that need a whole Airflow, with scheduler and triggerer: only `make test-all` runs them.
-WITH_AIRFLOW = {"docs/tutorials/event-driven-dag.md"}
-#: Ports of servers that pages start by themselves, Airflow's among them.
-PORTS = ("2191", "2192", "8080", "8793", "8794")
-
-
-def pages(folder: str) -> list[str]:
-    """The pages of a folder below `docs`."""
-    return sorted(str(path.relative_to(TOP)) for path in (TOP / "docs" / folder).glob("*.md"))
-
-
-def dag_files(page: str) -> dict[str, str]:
-    """The DAG files of a page, by their names."""
-    return {title: text for _, title, text in BLOCK.findall((TOP / page).read_text()) if title.startswith("dags/")}
-
-
-class Program:
-    """A page as a program in a folder of its own: its files, its Python and its shell commands.
-
-    `hosts` and `root` stand where the page has those of a ZooKeeper for development, free ports where it has others.
-    """
-
-    def __init__(self, page: str, folder: Path, hosts: str, root: str) -> None:
-        self._folder, self._hosts, self._root = folder, hosts, root
-        self.ports = dict(zip(PORTS, map(str, free_ports("127.0.0.1", len(PORTS))), strict=True))
-        self.code = self.script = ""
-        folder.mkdir()
-        for language, title, text in BLOCK.findall((TOP / page).read_text()):
-            if title:
-                folder.joinpath(title).parent.mkdir(exist_ok=True)
-                folder.joinpath(title).write_text(self._moved(text))
-            elif language == "python":
-                self.code += self._moved(text)
-            elif language == "sh":
-                self.script += self._moved(text)
-            else:
-                assert language in SHOWN, f"{page}: nothing executes a block of {language!r}"
-
-    def _moved(self, text: str) -> str:
-        """The text, with the test's servers in it."""
-        text = text.replace('Zkmq.connect("127.0.0.1:2181"', f'Zkmq.connect("{self._hosts}", "{self._root}"')
-        text = text.replace("127.0.0.1:2181", self._hosts).replace("--port 2181", f"--port {self._hosts[10:]}")
-        return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda match: self.ports[match[1]], text)
-
-    def run(self, *command: str, **environment: str) -> None:
-        """Carry out a command, which must succeed; whatever it has left running is killed."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("ZKMQ_", "AIRFLOW"))}
-        own |= {"PATH": path, "PYTHONPATH": os.pathsep.join((str(self._folder), str(TOP)))}
-        log = self._folder / "page.log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, env=own | environment, cwd=self._folder, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                code = process.wait(500)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        logs = [*self._folder.glob("*.log")]
-        assert code == 0, "\n".join(f"{log.name}: {log.read_text(errors='replace')[-4000:]}" for log in logs)
-
-
-@pytest.mark.parametrize("page", pages("how-to"))
-def test_a_how_to_page_runs(page: str, zookeeper: str, tmp_path: Path) -> None:
-    """Its Python is one program, its shell commands one script after it on the same queues; both succeed."""
-    root = fresh_root()
-    program = Program(page, tmp_path / "page", zookeeper, root)
-    assert program.code or program.script or dag_files(page), "it has no example"
-    program.run(sys.executable, "-c", program.code, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
-    program.run("sh", "-eu", "-c", program.script, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.full] * (page in WITH_AIRFLOW)) for page in pages("tutorials")]
-)
-def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
-    """Its shell commands are one script, which starts its own ZooKeeper, runs the page's files and stops everything."""
-    (port,) = free_ports("127.0.0.1", 1)
-    program = Program(page, tmp_path / "page", f"127.0.0.1:{port}", "/zkmq")
-    assert not program.code
-    assert program.script
-    airflow = {
-        "API__PORT": program.ports["8080"],
-        "CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{program.ports['8080']}/execution/",
-        "LOGGING__WORKER_LOG_SERVER_PORT": program.ports["8793"],
-        "LOGGING__TRIGGER_LOG_SERVER_PORT": program.ports["8794"],
-    }
-    program.run("sh", "-eu", "-c", program.script, **{f"AIRFLOW__{name}": value for name, value in airflow.items()})
 
 
 def test_the_first_example_of_queue_files_reads_as_its_words_say(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Tutorials and how-to pages run as they stand."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from airflow_provider_zkmq.embedded.server import free_ports
+from tests.integration.pages import Program, dag_files, pages
+from tests.support import fresh_root
+
+#: Pages that only `make test-all` runs, each with what it needs.
+SPECIAL: Final = {"docs/tutorials/event-driven-dag.md": "a whole Airflow, with scheduler and triggerer"}
+
+
+@pytest.mark.parametrize("page", pages("how-to"))
+def test_a_how_to_page_runs(page: str, zookeeper: str, tmp_path: Path) -> None:
+    """Its Python is one program, its shell commands one script after it on the same queues; both succeed."""
+    root = fresh_root()
+    program = Program(page, tmp_path / "page", zookeeper, root)
+    assert program.code or program.script or dag_files(page), "it has no example"
+    program.run(sys.executable, "-c", program.code, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
+    program.run("sh", "-eu", "-c", program.script, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.full] * (page in SPECIAL)) for page in pages("tutorials")]
+)
+def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
+    """Its shell commands are one script, which starts its own ZooKeeper, runs the page's files and stops everything."""
+    (port,) = free_ports("127.0.0.1", 1)
+    program = Program(page, tmp_path / "page", f"127.0.0.1:{port}", "/zkmq")
+    assert not program.code
+    assert program.script
+    airflow = {
+        "API__PORT": program.ports["8080"],
+        "CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{program.ports['8080']}/execution/",
+        "LOGGING__WORKER_LOG_SERVER_PORT": program.ports["8793"],
+        "LOGGING__TRIGGER_LOG_SERVER_PORT": program.ports["8794"],
+    }
+    program.run("sh", "-eu", "-c", program.script, **{f"AIRFLOW__{name}": value for name, value in airflow.items()})
