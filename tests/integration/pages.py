@@ -1,4 +1,4 @@
-"""Pages of tutorials and how-to pages as programs, each in a folder of its own."""
+"""Tutorials and how-to pages as programs, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ def dag_files(page: str) -> dict[str, str]:
     return {title: text for _, title, text in BLOCK.findall((TOP / page).read_text()) if title.startswith("dags/")}
 
 
+#: Carries out a block of shell commands between blocks of Python.
+_SHELL = "__import__('subprocess').run(['sh', '-eu', '-c', {!r}], check=True)\n"
+
+
 class Program:
-    """A page as a program in a folder of its own: its files, its Python and its shell commands.
+    """A page as a program in a folder of its own, with the files that it shows.
+
+    `python`: its blocks of Python and of shell commands in their order. `script`: its shell commands as one script.
 
     `hosts` and `root` stand where the page has those of a ZooKeeper for development, free ports where it has others.
     """
@@ -40,16 +46,17 @@ class Program:
     def __init__(self, page: str, folder: Path, hosts: str, root: str) -> None:
         self._folder, self._hosts, self._root = folder, hosts, root
         self.ports = dict(zip(PORTS, map(str, free_ports("127.0.0.1", len(PORTS))), strict=True))
-        self.code = self.script = ""
+        self.python = self.script = ""
         folder.mkdir()
         for language, title, text in BLOCK.findall((TOP / page).read_text()):
             if title:
                 folder.joinpath(title).parent.mkdir(exist_ok=True)
                 folder.joinpath(title).write_text(self._moved(text))
             elif language == "python":
-                self.code += self._moved(text)
+                self.python += self._moved(text)
             elif language == "sh":
                 self.script += self._moved(text)
+                self.python += _SHELL.format(self._moved(text))
             else:
                 assert language in SHOWN, f"{page}: nothing executes a block of {language!r}"
 

@@ -18,12 +18,11 @@ SPECIAL: Final = {"docs/tutorials/event-driven-dag.md": "a whole Airflow, with s
 
 @pytest.mark.parametrize("page", pages("how-to"))
 def test_a_how_to_page_runs(page: str, zookeeper: str, tmp_path: Path) -> None:
-    """Its Python is one program, its shell commands one script after it on the same queues; both succeed."""
+    """Its blocks succeed in their order: those of Python are one program, in which those of the shell are steps."""
     root = fresh_root()
     program = Program(page, tmp_path / "page", zookeeper, root)
-    assert program.code or program.script or dag_files(page), "it has no example"
-    program.run(sys.executable, "-c", program.code, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
-    program.run("sh", "-eu", "-c", program.script, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
+    assert program.python or dag_files(page), "it has no example"
+    program.run(sys.executable, "-c", program.python, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,6 @@ def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
     """Its shell commands are one script, which starts its own ZooKeeper, runs the page's files and stops everything."""
     (port,) = free_ports("127.0.0.1", 1)
     program = Program(page, tmp_path / "page", f"127.0.0.1:{port}", "/zkmq")
-    assert not program.code
     assert program.script
     airflow = {
         "API__PORT": program.ports["8080"],
