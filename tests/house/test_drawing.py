@@ -12,7 +12,7 @@ from tests.house.package import PACKAGE, TOP
 
 #: What paths on the pages are relative to.
 BASES = (TOP, TOP / PACKAGE / "engine", TOP / PACKAGE, TOP / "tests", TOP / "docs")
-PAGES = sorted([*TOP.glob("*.md"), *(TOP / "docs").glob("*.md")])
+PAGES = sorted([*TOP.glob("*.md"), *(TOP / "docs").rglob("*.md")])
 #: What a page on one folder may leave out.
 HOMES = {"simulator.md": TOP / "tests" / "simulation"}
 #: Their words are those of their time, and of the reader's own files.

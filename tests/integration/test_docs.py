@@ -17,8 +17,11 @@ from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfW
 from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.textqueue import TextQueue
+from tests.integration.spark_programs import PAGES
 from tests.promises import TOP, rows
 from tests.support import fresh_root
+
+DOCS = TOP / "docs"
 
 
 def blocks(name: str, language: str) -> list[str]:
@@ -77,7 +80,7 @@ def test_the_page_on_queue_files_redrives(zookeeper: str, tmp_path: Path) -> Non
     assert shown[3].variables[0].endswith("    ")
 
 
-#: By what its test finds each block of the page on Spark, and where that test is.
+#: By what its test finds each block of the pages on Spark, and where that test is.
 ON_SPARK = {
     "spark.read.format": "test_data_source.py",
     "enqueue(df": "test_data_source.py",
@@ -89,9 +92,9 @@ ON_SPARK = {
 }
 
 
-def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
+def test_each_block_of_the_pages_on_spark_is_found_by_one_test() -> None:
     """Those tests have a session that they share with others, and so stand elsewhere; no block is left out."""
-    found = [[mark for mark in ON_SPARK if mark in block] for block in blocks("docs/spark.md", "python")]
+    found = [[mark for mark in ON_SPARK if mark in block] for page in PAGES for block in blocks(page, "python")]
     assert sorted(found) == sorted([mark] for mark in ON_SPARK)
     for mark, name in ON_SPARK.items():
         assert mark in Path(__file__).with_name(name).read_text()
@@ -99,10 +102,10 @@ def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
 
 def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
     """Every relative link of a page names a file of the repository."""
-    pages = [TOP / "README.md", *(TOP / "docs").glob("*.md")]
+    pages = [TOP / "README.md", *DOCS.rglob("*.md")]
     assert len(pages) >= 16
     for page in pages:
-        with subtests.test(msg=page.name):
+        with subtests.test(msg=str(page.relative_to(TOP))):
             links = [link for link in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in link]
             missing = [link for link in links if not page.parent.joinpath(link.partition("#")[0]).exists()]
             assert not missing
@@ -110,7 +113,10 @@ def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
 
 def test_tests_named_in_the_architecture_exist() -> None:
     """A claim that names its test names one that is there."""
-    pages = [(TOP / "docs" / name).read_text() for name in ("architecture.md", "internals.md")]
+    pages = [
+        path.read_text() for word in ("architecture", "protocol", "internals*") for path in DOCS.glob(f"{word}.md")
+    ]
+    assert len(pages) == 6
     names = re.findall(r"`(test_[a-z0-9_]+)`", "\n".join(pages))
     tests = "\n".join(path.read_text() for path in (TOP / "tests").rglob("test_*.py"))
     assert names
