@@ -59,9 +59,16 @@ def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests
         ("docs/guide.md", "the queue is paused"),
         ("docs/scale.md", "groups move"),
         ("docs/textqueue.md", ""),
+        ("docs/reference/errors.md", ""),
+        ("docs/reference/files.md", ""),
+        ("docs/reference/metrics.md", ""),
+        ("docs/reference/python.md", ""),
+        ("docs/reference/python-records.md", "task invoice-7 is"),
+        ("docs/reference/python-values.md", ""),
+        ("docs/reference/python-work.md", "queue 'orders' has 2000 pending tasks"),
     ):
         with subtests.test(msg=page):
-            code = "".join(blocks(page, "python")).replace("/guide", fresh_root())
+            code = re.sub(r"/(guide|reference)\b", fresh_root(), "".join(blocks(page, "python")))
             assert told in python(code, hosts=zookeeper, folder=tmp_path)
 
 
