@@ -85,7 +85,9 @@ def reference() -> str:
     for name, verb in verbs():
         group = name.rpartition(" ")[0]
         if not lines[1:] or group != told:
-            lines += [f"## {GROUPS[group].info.help}" if group else "## Verbs of no group", ""]
+            lines += (
+                [f"## zkmq {group}", "", str(GROUPS[group].info.help), ""] if group else ["## Verbs of no group", ""]
+            )
             told = group
         lines += section(name, verb)
     status = dict(verbs())["status"]
