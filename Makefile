@@ -81,7 +81,7 @@ soak: $(VENV)/.ready
 
 # The site of the documentation, in .zkmq/site: open its index.html. A warning is an error.
 docs: $(VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
 
 # Known bugs, put in one at a time: each must be found.
 mutants: $(VENV)/.ready

@@ -39,7 +39,8 @@ def unfolded(nav: list[Any]) -> list[Any]:
 def on_config(config: Any) -> Any:
     """Put the pages of folders into the nav, and the repository's address where nobody asks GitHub about it."""
     config.nav = unfolded(config.nav)
-    config.extra["repository"], config.repo_url = config.repo_url.rstrip("/"), ""
+    config.extra["repository"] = config.repo_url.rstrip("/")
+    config.repo_url = config.edit_uri = None
     config.extra["social"] = [{"icon": "material/source-repository", "link": config.extra["repository"]}]
     return config
 
@@ -48,7 +49,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Have links to files outside of `docs`, and to folders, lead to the repository; name pages by their titles."""
     home = (DOCS / page.file.src_uri).parent
     part = page.ancestors[-1].title if page.ancestors else page.title
-    page.meta.setdefault("search", {})["boost"] = BOOST[part]
+    page.meta.setdefault("search", {})["boost"] = BOOST.get(part, 1.0)
 
     def led(link: re.Match[str]) -> str:
         target = (home / link["path"]).resolve()

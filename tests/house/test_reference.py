@@ -127,7 +127,9 @@ def test_every_public_class_has_an_example() -> None:
 def test_every_error_says_what_to_do_and_the_exit_code() -> None:
     """The page has each class of the tree once, in the tree's order, with the code that the command line gives it."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, ZkmqError)]
-    parts = re.split(r"^### (\w+)\n", text(TOP / "docs/reference/errors.md"), flags=re.MULTILINE)[1:]
+    parts = re.split(
+        r"^::: airflow_provider_zkmq\.engine\.(\w+)\n", text(TOP / "docs/reference/errors.md"), flags=re.MULTILINE
+    )[1:]
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     assert sorted(sections) == sorted(kind.__name__ for kind in kinds)
     for kind in kinds:

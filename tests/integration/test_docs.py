@@ -72,6 +72,15 @@ def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests
             assert told in python(code, hosts=zookeeper, folder=tmp_path)
 
 
+def test_the_commands_of_the_configuration_are_carried_out(zookeeper: str) -> None:
+    """A connection in the environment is JSON that Airflow takes; a queue is configured from the shell."""
+    connection, commands = blocks("docs/reference/configuration.md", "sh")
+    shown = ran("sh", "-eu", "-c", f'{connection}\nprintf %s "$AIRFLOW_CONN_ZKMQ_DEFAULT"')
+    assert json.loads(shown)["extra"] == {"root": "/zkmq"}
+    told = ran("sh", "-eu", "-c", commands, hosts=zookeeper)
+    assert json.loads(told.splitlines()[-1])["queue"] == "orders"
+
+
 def test_the_page_on_queue_files_redrives(zookeeper: str, tmp_path: Path) -> None:
     """Its shell commands export a dead letter, fix it with an editor's means, and import it.
 
