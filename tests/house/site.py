@@ -1,8 +1,9 @@
-"""Hooks of the site of the documentation (`.mkdocs.yml`): links out of `docs`, and folders in the nav."""
+"""Hooks of the site (`.mkdocs.yml`): links to the repository and to the reference, and folders in the nav."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from tests.house.package import TOP
 
 DOCS = TOP / "docs"
 LINK = re.compile(r"\[(?P<text>[^]]*)\]\((?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+#: A name in code, such as `ClaimLost` or `Queue.claim`, and what is left as it is: links, headings, blocks of code.
+NAMED = re.compile(r"<(a|h[1-6]|pre|autoref)\b.*?</\1>|<code>(?P<name>[A-Z]\w+)(?P<member>\.\w+)?</code>", re.DOTALL)
 #: How much more than others search likes the pages of a part of the nav: what people ask for is mostly how to do it.
 BOOST = {"Start": 2.0, "Tutorials": 1.5, "How-to": 1.5, "Reference": 1.0, "Explanation": 0.5}
 
@@ -34,6 +37,15 @@ def unfolded(nav: list[Any]) -> list[Any]:
         else:
             whole.append(item)
     return whole
+
+
+@cache
+def described() -> dict[str, str]:
+    """The classes of the reference by their short names, each with its whole name; of two the engine's comes first."""
+    pages = sorted((DOCS / "reference").glob("*.md"))
+    names = [name for page in pages for name in re.findall(r"(?m)^::: ([\w.]+)$", page.read_text(encoding="utf-8"))]
+    first = sorted(names, key=lambda name: ".engine." not in name)
+    return {name.rpartition(".")[2]: name for name in reversed(first)}
 
 
 def on_config(config: Any) -> Any:
@@ -63,3 +75,15 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         return link[0]
 
     return LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Have each name of a class or an error lead to its place in the reference."""
+
+    def led(found: re.Match[str]) -> str:
+        name = described().get(found["name"] or "")
+        if name is None:
+            return found[0]
+        return f'<autoref identifier="{name}{found["member"] or ""}" optional>{found[0]}</autoref>'
+
+    return NAMED.sub(led, html)

@@ -173,6 +173,16 @@ def test_no_page_outside_of_the_reference_is_long() -> None:
     assert {page: lines for page, lines in long.items() if lines > 300} == {}
 
 
+def test_a_folder_in_the_nav_stands_for_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their titles, its index first; a folder that is not there has none."""
+    monkeypatch.setattr(site, "DOCS", tmp_path)
+    (tmp_path / "how-to").mkdir()
+    for name, heading in (("a", "Retry"), ("b", "Limit"), ("index", "What to do")):
+        (tmp_path / "how-to" / f"{name}.md").write_text(f"# {heading}\n")
+    nav = [{"How-to": ["guide.md", "how-to/"]}, "tutorials/"]
+    assert site.unfolded(nav) == [{"How-to": ["guide.md", "how-to/index.md", "how-to/b.md", "how-to/a.md"]}]
+
+
 def test_every_page_is_in_the_nav_once() -> None:
     """Folders of the nav stand for their pages; the build of the site refuses a page that is not there, too."""
     pages = listed(site.unfolded(nav()))

@@ -103,6 +103,15 @@ def test_a_page_that_nobody_finds_and_a_link_that_leads_nowhere_fail_the_build(t
     assert ("lost.md" in said, "nothing.md" in said, "#nothing-of-the-kind" in said) == (True, True, True)
 
 
+def test_a_name_leads_to_its_place_in_the_reference_and_a_file_to_the_repository(site: Path) -> None:
+    """From whichever page; a link to another page has that page's title."""
+    guide, architecture = (site / "guide.html").read_text(), (site / "architecture.html").read_text()
+    assert 'href="reference/errors.html#airflow_provider_zkmq.engine.ClaimLost"' in guide
+    assert ">Inside the engine</a>" in architecture
+    assert "/blob/main/CHANGELOG.md" in (site / "contributing.html").read_text()
+    assert not [path for path in site.rglob("*.html") if "<autoref" in path.read_text()]
+
+
 @needs_chromium
 def test_search_works_from_files_and_asks_nobody(site: Path, chromium: Browser, subtests: pytest.Subtests) -> None:
     """What is looked for is found without a server, and no page asks another one for anything."""
