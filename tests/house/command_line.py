@@ -20,8 +20,8 @@ from tests.house.package import TOP
 PAGE = TOP / "docs" / "reference" / "command-line.md"
 HEAD = """# The verbs of zkmq
 
-Every verb with its options and an example, as `zkmq VERB --help` has them. How they work together, which exit codes
-there are, and what answers look like is told in [the command line](../command-line.md).
+Every verb with its options and an example, as `zkmq VERB --help` has them. [The command line](../command-line.md)
+says how they work together, what exit codes mean, and what answers look like.
 
 Verbs of the groups `queue`, `task` and `dead` have short names, too: `zkmq enqueue` is `zkmq task enqueue`. Durations
 are seconds (`90`), units (`1h30m`, `250ms`) or ISO 8601 (`PT1H30M`); moments are ISO 8601 with a zone. Numbers in
@@ -81,14 +81,12 @@ def section(name: str, verb: Any) -> Iterator[str]:
 
 def reference() -> str:
     """The page."""
-    lines, told = [HEAD], ""
+    lines, group = [HEAD], None
     for name, verb in verbs():
-        group = name.rpartition(" ")[0]
-        if not lines[1:] or group != told:
+        if group != (group := name.rpartition(" ")[0]):
             lines += (
                 [f"## zkmq {group}", "", str(GROUPS[group].info.help), ""] if group else ["## Verbs of no group", ""]
             )
-            told = group
         lines += section(name, verb)
     status = dict(verbs())["status"]
     lines += [SHARED.rstrip(), *rows(status, [each for each in status.params if is_shared(each)])]

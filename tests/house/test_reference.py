@@ -160,8 +160,8 @@ def test_each_metric_of_a_worker_is_told_and_no_other() -> None:
     from airflow_provider_zkmq.worker_metrics import WorkerMetrics
 
     named = set(re.findall(r"``(zkmq_\w+)``", WorkerMetrics.__doc__ or ""))
-    told = set(re.findall(r"^\| `(zkmq_\w+)`", text(TOP / "docs/reference/metrics.md"), re.MULTILINE))
-    assert named == told
+    listed_names = set(re.findall(r"^\| `(zkmq_\w+)`", text(TOP / "docs/reference/metrics.md"), re.MULTILINE))
+    assert named == listed_names
 
 
 def test_no_page_outside_of_the_reference_is_long() -> None:
