@@ -26,7 +26,7 @@ $(PYZ): $(VENV)/.ready
 	$(BIN)/shiv --site-packages $(PARTS)/all --console-script zkmq --compressed --reproducible --output-file $@
 	rm -rf $(PARTS)
 
-.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak mutants lint format clean
+.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak docs mutants lint format clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -79,6 +79,10 @@ bench: $(VENV)/.ready
 # Schedules with new seeds until something is found, or for ever; see docs/simulator.md.
 soak: $(VENV)/.ready
 	$(BIN)/python -m tests.simulation --jobs $(WORKERS) $(if $(SCHEDULES),--schedules $(SCHEDULES),--forever)
+
+# The site of the documentation, in .zkmq/site: open its index.html. A warning is an error.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
 
 # Known bugs, put in one at a time: each must be found.
 mutants: $(VENV)/.ready

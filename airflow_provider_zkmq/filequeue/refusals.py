@@ -31,6 +31,7 @@ def refused(what: str) -> Callable[..., NoReturn]:
     """A method of the interface that raises `Unsupported`, whatever it is given."""
 
     def method(*_given: object, **_named: object) -> NoReturn:
+        """Raise `Unsupported`: a queue file cannot promise it."""
         raise refusal(what)
 
     return method

@@ -41,6 +41,8 @@ CLUSTER, EXECUTOR = "local-cluster[2,1,700]", "CoarseGrainedExecutorBackend"
 #: A write has so many partitions; the last one does not end before an executor was killed.
 PARTITIONS = 20
 TOP = Path(__file__).parents[2]
+#: The pages on Spark.
+PAGES = ("docs/spark.md", "docs/spark-history.md")
 
 
 def program(*arguments: object, environment: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
@@ -53,11 +55,11 @@ def program(*arguments: object, environment: Mapping[str, str] | None = None, **
 
 
 def shown(word: str, real: Mapping[str, str], language: str = "python") -> str:
-    """What the page on Spark shows in a language where a word stands, with real addresses and folders."""
-    page = (TOP / "docs/spark.md").read_text()
+    """What the pages on Spark show in a language where a word stands, with real addresses and folders."""
+    page = "\n".join((TOP / name).read_text() for name in PAGES)
     found = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     code = "".join(block for block in found if word in block)
-    assert code, f"the page on Spark does not show {word}"
+    assert code, f"the pages on Spark do not show {word}"
     spell = re.compile("|".join(map(re.escape, real)))
     return spell.sub(lambda each: real[each[0]], code)
 

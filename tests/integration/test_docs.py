@@ -18,8 +18,11 @@ from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.textqueue import TextQueue
 from tests.integration.pages import dag_files, pages
+from tests.integration.spark_programs import PAGES
 from tests.promises import TOP, rows
 from tests.support import fresh_root
+
+DOCS = TOP / "docs"
 
 
 def blocks(name: str, language: str) -> list[str]:
@@ -53,9 +56,29 @@ def test_the_quickstart_runs(zookeeper: str) -> None:
 
 def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
     """As they stand."""
-    for page, told in (("docs/scale.md", "groups move"), ("docs/textqueue.md", "")):
+    for page, told in (
+        ("docs/scale.md", "groups move"),
+        ("docs/textqueue.md", ""),
+        ("docs/reference/errors.md", ""),
+        ("docs/reference/files.md", ""),
+        ("docs/reference/metrics.md", ""),
+        ("docs/reference/python.md", ""),
+        ("docs/reference/python-records.md", "task invoice-7 is"),
+        ("docs/reference/python-values.md", ""),
+        ("docs/reference/python-work.md", "queue 'orders' has 2000 pending tasks"),
+    ):
         with subtests.test(msg=page):
-            assert told in python("".join(blocks(page, "python")), hosts=zookeeper, folder=tmp_path)
+            code = "".join(blocks(page, "python")).replace("/reference", fresh_root())
+            assert told in python(code, hosts=zookeeper, folder=tmp_path)
+
+
+def test_the_commands_of_the_configuration_are_carried_out(zookeeper: str) -> None:
+    """A connection in the environment is JSON that Airflow takes; a queue is configured from the shell."""
+    connection, commands = blocks("docs/reference/configuration.md", "sh")
+    shown = ran("sh", "-eu", "-c", f'{connection}\nprintf %s "$AIRFLOW_CONN_ZKMQ_DEFAULT"')
+    assert json.loads(shown)["extra"] == {"root": "/zkmq"}
+    told = ran("sh", "-eu", "-c", commands, hosts=zookeeper)
+    assert json.loads(told.splitlines()[-1])["queue"] == "orders"
 
 
 def test_the_first_example_of_queue_files_reads_as_its_words_say(tmp_path: Path) -> None:
@@ -67,7 +90,7 @@ def test_the_first_example_of_queue_files_reads_as_its_words_say(tmp_path: Path)
     assert shown[3].variables[0].endswith("    ")
 
 
-#: By what its test finds each block of the page on Spark, and where that test is.
+#: By what its test finds each block of the pages on Spark, and where that test is.
 ON_SPARK = {
     "spark.read.format": "test_data_source.py",
     "enqueue(df": "test_data_source.py",
@@ -79,9 +102,9 @@ ON_SPARK = {
 }
 
 
-def test_each_block_of_the_page_on_spark_is_found_by_one_test() -> None:
+def test_each_block_of_the_pages_on_spark_is_found_by_one_test() -> None:
     """Those tests have a session that they share with others, and so stand elsewhere; no block is left out."""
-    found = [[mark for mark in ON_SPARK if mark in block] for block in blocks("docs/spark.md", "python")]
+    found = [[mark for mark in ON_SPARK if mark in block] for page in PAGES for block in blocks(page, "python")]
     assert sorted(found) == sorted([mark] for mark in ON_SPARK)
     for mark, name in ON_SPARK.items():
         assert mark in Path(__file__).with_name(name).read_text()
@@ -100,7 +123,10 @@ def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
 
 def test_tests_named_in_the_architecture_exist() -> None:
     """A claim that names its test names one that is there."""
-    pages = [(TOP / "docs" / name).read_text() for name in ("architecture.md", "internals.md")]
+    pages = [
+        path.read_text() for word in ("architecture", "protocol", "internals*") for path in DOCS.glob(f"{word}.md")
+    ]
+    assert len(pages) == 6
     names = re.findall(r"`(test_[a-z0-9_]+)`", "\n".join(pages))
     tests = "\n".join(path.read_text() for path in (TOP / "tests").rglob("test_*.py"))
     assert names

@@ -285,7 +285,7 @@ def test_the_page_s_pipeline_and_reports_run(zk, where, tmp_path, capsys) -> Non
         "report.html": str(tmp_path / "report.html"),
     }
     for word in ("run_pipeline(", "history import table", "write_html("):
-        exec(compile(shown(word, real), "docs/spark.md", "exec"), {})  # noqa: S102
+        exec(compile(shown(word, real), "docs/spark-history.md", "exec"), {})  # noqa: S102
     assert "queue census: bronze: 1 rows, 1 in all" in capsys.readouterr().out
     lines = [line for word in ("spark.job pipeline", "zkmq report") for line in shown(word, real, "sh").splitlines()]
     for line in lines:

@@ -37,7 +37,7 @@ def test_small_runs_into_s3_and_who_reads_them(where, q, bucket) -> None:
         assert len(counts) == 1
         assert kind in {"hourly", "consumers"} or counts == {20 if kind == "deliveries" else 11}
     real = {"s3://bucket/archive": bucket.address}
-    exec(compile(shown("Location(", real), "docs/spark.md", "exec"), {})  # noqa: S102
+    exec(compile(shown("Location(", real), "docs/spark-history.md", "exec"), {})  # noqa: S102
     told = report(bucket, "census")
     assert told.section("overview").tables[0].rows[0]["runs"] == 11
     assert told.write_html(bucket / "report.html") == f"{bucket}/report.html"

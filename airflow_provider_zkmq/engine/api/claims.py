@@ -39,7 +39,7 @@ class AsyncClaim(ClaimBase[AsyncUnitOfWork], AsyncApi):
         return await self._carry_out(settle.release(self._context, self._claimed, delay))
 
     async def snooze(self, delay: Duration) -> None:
-        """Give the task back, not to be handled for `delay`; counts as no attempt."""
+        """Give the task back, not to be handled for `delay` seconds; counts as no attempt. Raises `ClaimLost`."""
         return await self._carry_out(settle.snooze(self._context, self._claimed, delay))
 
     async def extend(self, lease: Duration) -> None:
@@ -95,7 +95,7 @@ class Claim(ClaimBase[UnitOfWork], SyncApi):
         return self._carry_out(settle.release(self._context, self._claimed, delay))
 
     def snooze(self, delay: Duration) -> None:
-        """Give the task back, not to be handled for `delay`; counts as no attempt."""
+        """Give the task back, not to be handled for `delay` seconds; counts as no attempt. Raises `ClaimLost`."""
         return self._carry_out(settle.snooze(self._context, self._claimed, delay))
 
     def extend(self, lease: Duration) -> None:

@@ -159,13 +159,17 @@ class Client(ClientBase, SyncApi):
         return self
 
     def queues(self) -> list[str]:
-        """The names of the queues under the root, sorted; none without a root, nor one being deleted."""
+        """The names of the queues under the root, sorted; none without a root, nor one being deleted.
+
+        Raises `TransportError`, and `AccessDenied`.
+        """
         return self._carry_out(queue_names(self.config.root))
 
     def now(self) -> Moment:
         """The time by ZooKeeper's clock, in UTC, whatever queues there are.
 
         Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+        Raises `TransportError`, and `AccessDenied`.
         """
         return self._carry_out(now_below(self.config.root))
 
@@ -227,13 +231,17 @@ class AsyncZkmq(ClientBase, AsyncApi):
         await self.close()
 
     async def queues(self) -> list[str]:
-        """The names of the queues under the root, sorted; none without a root, nor one being deleted."""
+        """The names of the queues under the root, sorted; none without a root, nor one being deleted.
+
+        Raises `TransportError`, and `AccessDenied`.
+        """
         return await self._carry_out(queue_names(self.config.root))
 
     async def now(self) -> Moment:
         """The time by ZooKeeper's clock, in UTC, whatever queues there are.
 
         Costs one small write, which leaves nothing; where there is no root, that is created. Queues have no such name.
+        Raises `TransportError`, and `AccessDenied`.
         """
         return await self._carry_out(now_below(self.config.root))
 

@@ -105,6 +105,8 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in
         whatever state and with whatever payload, stays as it is. Messages with ids of their own, an `on_conflict` that
         changes a task, and `batch` are refused with it.
+
+        Raises `ConfigError` and `TaskTooLarge` before anything is written, `DuplicateTask`, `OutcomeUnknown`.
         """
         self._used(self._context)
         return await self._carry_out(
@@ -414,7 +416,8 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
     async def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping) -> bool:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
-        `stopping` ends the wait early; it is asked whenever the queue is woken.
+        `stopping` ends the wait early; it is asked whenever the queue is woken. Raises `ConfigError` for a bad
+        `timeout`.
         """
         return await self._carry_out(queue_existence.exists(self._context, timeout, stopping=stopping))
 
@@ -431,7 +434,7 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
     async def collect_garbage(self, lifetime: Duration | None = None) -> Collected:
         """Delete the trees of tasks that ended `lifetime` seconds ago or earlier.
 
-        The default is the queue's ``task_gc_lifetime``.
+        The default is the queue's ``task_gc_lifetime``. Raises `ConfigError` for a bad `lifetime`, and `QueueNotFound`.
 
         Also gives back the tasks of dead consumers and of claims whose lease or lock has ended, and promotes what is
         due, as claims do: `Collected.rescued` counts both. Returns what was done; `Collected.ran` is False if another
@@ -493,11 +496,11 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
         )
 
     async def pause(self) -> bool:
-        """Hand out nothing until `resume`; True if it was not paused before."""
+        """Hand out nothing until `resume`; True if it was not paused before. Raises `QueueNotFound`."""
         return await self._carry_out(admin.pause(self._context))
 
     async def resume(self) -> bool:
-        """Hand out tasks again; True if it was paused."""
+        """Hand out tasks again; True if it was paused. Raises `QueueNotFound`."""
         return await self._carry_out(admin.resume(self._context))
 
     async def redrive(self, task_id: str, version: int | None = None, data: bytes | str | None = None) -> None:
@@ -544,6 +547,8 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
 
         A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a
         queue that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
+        A task whose record cannot be read is reported in the log and kept. Raises `ConfigError` for an unknown state,
+        and `QueueNotFound`.
         """
         return await self._carry_out(interventions.clear(self._context, state))
 
@@ -631,6 +636,8 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in
         whatever state and with whatever payload, stays as it is. Messages with ids of their own, an `on_conflict` that
         changes a task, and `batch` are refused with it.
+
+        Raises `ConfigError` and `TaskTooLarge` before anything is written, `DuplicateTask`, `OutcomeUnknown`.
         """
         self._used(self._context)
         return self._carry_out(
@@ -940,7 +947,8 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
     def exists(self, timeout: Duration | None = 0, *, stopping: Callable[[], bool] = never_stopping) -> bool:
         """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
-        `stopping` ends the wait early; it is asked whenever the queue is woken.
+        `stopping` ends the wait early; it is asked whenever the queue is woken. Raises `ConfigError` for a bad
+        `timeout`.
         """
         return self._carry_out(queue_existence.exists(self._context, timeout, stopping=stopping))
 
@@ -957,7 +965,7 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
     def collect_garbage(self, lifetime: Duration | None = None) -> Collected:
         """Delete the trees of tasks that ended `lifetime` seconds ago or earlier.
 
-        The default is the queue's ``task_gc_lifetime``.
+        The default is the queue's ``task_gc_lifetime``. Raises `ConfigError` for a bad `lifetime`, and `QueueNotFound`.
 
         Also gives back the tasks of dead consumers and of claims whose lease or lock has ended, and promotes what is
         due, as claims do: `Collected.rescued` counts both. Returns what was done; `Collected.ran` is False if another
@@ -1019,11 +1027,11 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
         )
 
     def pause(self) -> bool:
-        """Hand out nothing until `resume`; True if it was not paused before."""
+        """Hand out nothing until `resume`; True if it was not paused before. Raises `QueueNotFound`."""
         return self._carry_out(admin.pause(self._context))
 
     def resume(self) -> bool:
-        """Hand out tasks again; True if it was paused."""
+        """Hand out tasks again; True if it was paused. Raises `QueueNotFound`."""
         return self._carry_out(admin.resume(self._context))
 
     def redrive(self, task_id: str, version: int | None = None, data: bytes | str | None = None) -> None:
@@ -1070,6 +1078,8 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
 
         A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a
         queue that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay.
+        A task whose record cannot be read is reported in the log and kept. Raises `ConfigError` for an unknown state,
+        and `QueueNotFound`.
         """
         return self._carry_out(interventions.clear(self._context, state))
 

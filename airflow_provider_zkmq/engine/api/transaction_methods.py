@@ -27,7 +27,11 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
     ) -> Task | None:
-        """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
+        """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds.
+
+        The other arguments are those of `Queue.claim`. Raises `ConfigError` for what the queue's declarations refuse,
+        `QueueNotFound`, and `SessionLost` once the session has ended that the transaction began in.
+        """
         return await self._take(
             transaction_procedures.try_take(
                 self._transaction, queue, node, filter_method, selector=selector, timeout=timeout
@@ -41,7 +45,8 @@ class AsyncTransactionMethods(TransactionBase, AsyncClaiming[Task]):
         """Remember a task to write on commit; returns its id. Nothing is sent: it is in memory only, until then.
 
         What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
-        queue that does not exist is created by the commit.
+        queue that does not exist is created by the commit. The arguments are `Message`'s. Raises `ConfigError`,
+        `TaskTooLarge`.
         """
         return await self._carry_out(transaction_procedures.put(self._transaction, queue, data, filters, **options))
 
@@ -82,7 +87,11 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
         selector: Selector | str | None = None,
         timeout: Duration = 0,
     ) -> Task | None:
-        """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
+        """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds.
+
+        The other arguments are those of `Queue.claim`. Raises `ConfigError` for what the queue's declarations refuse,
+        `QueueNotFound`, and `SessionLost` once the session has ended that the transaction began in.
+        """
         return self._take(
             transaction_procedures.try_take(
                 self._transaction, queue, node, filter_method, selector=selector, timeout=timeout
@@ -94,7 +103,8 @@ class TransactionMethods(TransactionBase, SyncClaiming[Task]):
         """Remember a task to write on commit; returns its id. Nothing is sent: it is in memory only, until then.
 
         What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
-        queue that does not exist is created by the commit.
+        queue that does not exist is created by the commit. The arguments are `Message`'s. Raises `ConfigError`,
+        `TaskTooLarge`.
         """
         return self._carry_out(transaction_procedures.put(self._transaction, queue, data, filters, **options))
 

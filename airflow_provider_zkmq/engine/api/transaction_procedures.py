@@ -129,7 +129,11 @@ def try_take(
     selector: Selector | str | None = None,
     timeout: Duration = 0,
 ) -> Procedure[ClaimRequest]:
-    """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds."""
+    """Lock the first task that fits, without removing it; None when there is none within `timeout` seconds.
+
+    The other arguments are those of `Queue.claim`. Raises `ConfigError` for what the queue's declarations refuse,
+    `QueueNotFound`, and `SessionLost` once the session has ended that the transaction began in.
+    """
     tx.check()
     context = tx.context_of(queue)
     yield from ()
@@ -142,7 +146,8 @@ def put(
     """Remember a task to write on commit; returns its id. Nothing is sent: it is in memory only, until then.
 
     What is wrong is refused now; filters are checked by the commit where this client does not know the queue yet. A
-    queue that does not exist is created by the commit.
+    queue that does not exist is created by the commit. The arguments are `Message`'s. Raises `ConfigError`,
+    `TaskTooLarge`.
     """
     tx.check()
     context = tx.context_of(queue)

@@ -206,7 +206,7 @@ class _Rules:
 def collect_garbage(context: Context, lifetime: Duration | None = None) -> Procedure[Collected]:
     """Delete the trees of tasks that ended `lifetime` seconds ago or earlier.
 
-    The default is the queue's ``task_gc_lifetime``.
+    The default is the queue's ``task_gc_lifetime``. Raises `ConfigError` for a bad `lifetime`, and `QueueNotFound`.
 
     Also gives back the tasks of dead consumers and of claims whose lease or lock has ended, and promotes what is due,
     as claims do: `Collected.rescued` counts both. Returns what was done; `Collected.ran` is False if another process is

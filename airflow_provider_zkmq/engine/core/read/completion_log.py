@@ -244,9 +244,9 @@ def _add_history(context: Context, ended: Sequence[Ended], runs: _Runs) -> Proce
 class Truncation(NamedTuple):
     """What clean-up has deleted of the log of a followed queue.
 
-    ``upto``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that made
-    the queue a followed one: what was deleted before that, nobody has noted, and of a queue that was deleted, or not
-    followed for a while, it is another one afterwards.
+    ``last_zxid``: no run that ended after this zxid was deleted; 0 where nothing was. ``since``: the transaction that
+    made the queue a followed one: what was deleted before that, nobody has noted, and of a queue that was deleted, or
+    not followed for a while, it is another one afterwards.
     """
 
     last_zxid: int

@@ -85,7 +85,7 @@ def exists(
 ) -> Procedure[bool]:
     """Whether the queue is there; waits for it at most `timeout` seconds (None: without bound), by a watch.
 
-    `stopping` ends the wait early; it is asked whenever the queue is woken.
+    `stopping` ends the wait early; it is asked whenever the queue is woken. Raises `ConfigError` for a bad `timeout`.
     """
     deadline, path = (yield from Deadline.after(context, timeout)), context.paths.at(THERE)
     if (yield zk.Exists(path)) is not None:

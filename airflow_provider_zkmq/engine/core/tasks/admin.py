@@ -151,12 +151,12 @@ def _read_settings(context: Context, *, anew: bool = False) -> Procedure[tuple[S
 
 
 def pause(context: Context) -> Procedure[bool]:
-    """Hand out nothing until `resume`; True if it was not paused before."""
+    """Hand out nothing until `resume`; True if it was not paused before. Raises `QueueNotFound`."""
     return not (yield from _set(context, "pausing the queue", {"paused": True})).paused
 
 
 def resume(context: Context) -> Procedure[bool]:
-    """Hand out tasks again; True if it was paused."""
+    """Hand out tasks again; True if it was paused. Raises `QueueNotFound`."""
     return (yield from _set(context, "resuming the queue", {"paused": False})).paused
 
 

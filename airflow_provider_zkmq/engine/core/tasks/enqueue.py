@@ -915,6 +915,8 @@ def enqueue_each(
     whomever then returns the same ids and writes each task once, for as long as it is kept: what is there, in whatever
     state and with whatever payload, stays as it is. Messages with ids of their own, an `on_conflict` that changes a
     task, and `batch` are refused with it.
+
+    Raises `ConfigError` and `TaskTooLarge` before anything is written, `DuplicateTask`, `OutcomeUnknown`.
     """
     messages = new_message.with_on_conflict(messages, on_conflict)
     if idempotency_key is not None:

@@ -514,7 +514,7 @@ def release(context: Context, claimed: Claimed, delay: Duration | None = None) -
 
 
 def snooze(context: Context, claimed: Claimed, delay: Duration) -> Procedure[None]:
-    """Give the task back, not to be handled for `delay`; counts as no attempt."""
+    """Give the task back, not to be handled for `delay` seconds; counts as no attempt. Raises `ClaimLost`."""
     yield from release(context, claimed, seconds("delay", delay))
 
 
