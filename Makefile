@@ -26,7 +26,7 @@ $(PYZ): $(VENV)/.ready
 	$(BIN)/shiv --site-packages $(PARTS)/all --console-script zkmq --compressed --reproducible --output-file $@
 	rm -rf $(PARTS)
 
-.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak docs mutants lint format clean
+.PHONY: demo flights test test-all acceptance test-spark-provider test-matrix bench soak docs mutants lint format dist audit clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
@@ -54,10 +54,12 @@ test-all: $(VENV)/.ready
 	$(PYTEST) $(ARGS)
 
 # What takes a real Airflow too long for each change: a triggerer that stands still, ZooKeeper away for five minutes, a DAG
-# paused for ten, 300 enqueues that wait, a thousand deferred sensors, 200 tasks that runs acknowledge between deaths.
+# paused for ten, 300 enqueues that wait, a thousand deferred sensors, 200 tasks that runs acknowledge between deaths. Then the
+# README's first DAG from nothing, and the wheel in clean environments: each Python by the oldest and the newest Airflow.
 acceptance: $(VENV)/.ready
 	ZKMQ_E2E_FULL=1 ZKMQ_E2E_AWAY=300 ZKMQ_E2E_PAUSED=600 ZKMQ_E2E_PENDING=50 ZKMQ_E2E_ENQUEUES=300 ZKMQ_E2E_SENSORS=1000 \
 		$(BIN)/python -m pytest tests/e2e $(ARGS)
+	ZKMQ_SCALE=1 $(BIN)/python -m pytest tests/integration/test_strangers_path.py tests/integration/test_release.py $(ARGS)
 
 # Airflow's provider for Spark brings files of its own in PySpark's place: it is tried in an environment of its own.
 test-spark-provider: $(VENV)-spark/.ready
@@ -98,5 +100,13 @@ format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# What a release has, in `dist`: sdist, wheel, SBOM and their digests. Everybody gets the same bytes from the same commit.
+dist: $(VENV)/.ready
+	$(BIN)/python -m tests.release
+
+# Known vulnerabilities of all that is installed here. It asks osv.dev: without the network it fails.
+audit: $(VENV)/.ready
+	$(BIN)/pip-audit --local --skip-editable --vulnerability-service osv
+
 clean:
-	rm -rf $(VENV) $(VENV)-spark $(VENV)-matrix .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf dist $(VENV) $(VENV)-spark $(VENV)-matrix .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
