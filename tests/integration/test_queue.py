@@ -22,7 +22,6 @@ from airflow_provider_zkmq.engine import (
 )
 from airflow_provider_zkmq.engine.queue_internals import internals
 from tests.integration.conftest import taken
-from tests.integration.fronts import KINDS, connected
 from tests.support import eventually
 
 STANDARD = {"performance_class": "standard"}
@@ -137,18 +136,3 @@ def test_emptied_index_buckets_vanish_by_themselves(tmp_path: Path, monkeypatch:
             q.cancel(task_id)
             eventually(lambda: client.get_children("/zkmq/q/scheduled") == [])
         assert q.counts()["cancelled"] == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_another_version_s_layout_is_refused_when_connecting(
-    kind: str, zk: Zkmq, q: Queue, where: dict[str, str]
-) -> None:
-    """The root says which it is; where that is put right, everything is there."""
-    server, root = zk._session.client, where["root"]
-    assert server.get(root)[0] == b"1"
-    server.set(root, b"2")
-    with pytest.raises(ConfigError, match="layout 2, .* layout 1"), connected(kind, **where):
-        pass
-    server.set(root, b"1")
-    with connected(kind, **where) as client:
-        assert client.queues() == [q.name]
