@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -309,7 +311,8 @@ def test_a_restored_copy_runs_again_what_was_finished_since(tmp_path: Path, runn
                     claim.complete()
             q.enqueue_many([Message(b"x", task_id=name) for name in ("charge-3", "charge-4", "untouched")])
             if running:
-                shell.run("Restore ZooKeeper from a snapshot")
+                with enqueuing(zk.queue("noise")):
+                    shell.run("Restore ZooKeeper from a snapshot")
                 worked_on(q, dead)
     if not running:
         shell.run("Restore ZooKeeper from a snapshot")
@@ -338,7 +341,30 @@ def test_a_restored_copy_runs_again_what_was_finished_since(tmp_path: Path, runn
                 "charge-4": ("cancelled", 0),
                 "untouched": ("finished", 1),
             }
-            assert q.fsck().findings == ()
+            assert [zk.queue(name).fsck().findings for name in zk.queues()] == [()] * (1 + running)
+
+
+@contextmanager
+def enqueuing(queue: Queue) -> Iterator[None]:
+    """Tasks are enqueued from before the block until after it."""
+    over = Event()
+
+    def enqueue() -> int:
+        count = 0
+        while not over.is_set():
+            queue.enqueue(b"x")
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        queue.configure()
+        going = pool.submit(enqueue)
+        try:
+            eventually(lambda: queue.counts()["inserted"] > 0)
+            yield
+        finally:
+            over.set()
+        assert going.result(60)
 
 
 def worked_on(queue: Queue, dead: str) -> None:
