@@ -254,7 +254,7 @@ class Live:
 
     def _run(self) -> None:
         """Look again and again, until nobody has for long."""
-        number, owed, due, read_at, pause, checked = -1, False, 0.0, 0.0, 0.0, time.monotonic()
+        number, unread, due, read_at, pause, checked = -1, False, 0.0, 0.0, 0.0, time.monotonic()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._hurry, pause)
@@ -273,10 +273,10 @@ class Live:
                     self._look_up_again()
                 client = self._session()
                 latest = internals(client).changed()
-                owed = owed or latest != number or now - read_at > BELIEVED_SECONDS
-                if owed and now >= due:
+                unread = unread or latest != number or now - read_at > BELIEVED_SECONDS
+                if unread and now >= due:
                     self._read(client, client.queues(), whole=True)
-                    owed, read_at = False, now
+                    unread, read_at = False, now
                     due = now + (time.monotonic() - now) * (1 + SHARE)
                 elif latest != number:  # between readings of all: what moves is shown at once
                     self._read(client, self._moving(now), whole=False)

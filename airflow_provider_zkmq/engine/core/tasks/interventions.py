@@ -318,8 +318,9 @@ def clear(context: Context, state: State | str | None = None) -> Procedure[int]:
     """Delete every task of the queue, or every one in a state, whatever is being done with it; returns how many.
 
     A consumer that has one in hand loses its claim; a member of a batch that had not ended counts as failed. Of a queue
-    that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay. A task whose record cannot be read is
-    reported in the log and kept. Raises `ConfigError` for an unknown state, and `QueueNotFound`.
+    that is archived or followed, runs that had ended are kept as by `drop`. Configuration and consumers stay. A task
+    whose record cannot be read is reported in the log and kept. Raises `ConfigError` for an unknown state, and
+    `QueueNotFound`.
     """
     yield from read_conf(context)
     wanted = as_state(state)
