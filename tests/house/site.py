@@ -25,6 +25,12 @@ def title(page: Path) -> str:
     return found[1]
 
 
+def short(heading: str) -> str:
+    """A title as the nav shows it: what comes before a colon or a parenthesis, of a tutorial what comes after."""
+    words = heading.removeprefix("Tutorial: ")
+    return re.split(r": | \(", words[0].upper() + words[1:])[0]
+
+
 def unfolded(nav: list[Any]) -> list[Any]:
     """The nav, each name of a folder in it replaced by that folder's pages, by their titles."""
     whole: list[Any] = []
@@ -33,7 +39,7 @@ def unfolded(nav: list[Any]) -> list[Any]:
             whole.append({name: unfolded(part) if isinstance(part, list) else part for name, part in item.items()})
         elif item.endswith("/"):
             pages = sorted((DOCS / item).glob("*.md"), key=lambda page: (page.name != "index.md", title(page)))
-            whole += [str(page.relative_to(DOCS)) for page in pages]
+            whole += [{short(title(page)): str(page.relative_to(DOCS))} for page in pages]
         else:
             whole.append(item)
     return whole

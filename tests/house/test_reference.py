@@ -177,10 +177,11 @@ def test_a_folder_in_the_nav_stands_for_its_pages(tmp_path: Path, monkeypatch: p
     """By their titles, its index first; a folder that is not there has none."""
     monkeypatch.setattr(site, "DOCS", tmp_path)
     (tmp_path / "how-to").mkdir()
-    for name, heading in (("a", "Retry"), ("b", "Limit"), ("index", "What to do")):
+    for name, heading in (("a", "Tutorial: retry"), ("b", "Limit: how many"), ("index", "What to do")):
         (tmp_path / "how-to" / f"{name}.md").write_text(f"# {heading}\n")
     nav = [{"How-to": ["guide.md", "how-to/"]}, "tutorials/"]
-    assert site.unfolded(nav) == [{"How-to": ["guide.md", "how-to/index.md", "how-to/b.md", "how-to/a.md"]}]
+    pages = [{"What to do": "how-to/index.md"}, {"Limit": "how-to/b.md"}, {"Retry": "how-to/a.md"}]
+    assert site.unfolded(nav) == [{"How-to": ["guide.md", *pages]}]
 
 
 def test_every_page_is_in_the_nav_once() -> None:
