@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -12,8 +11,7 @@ from airflow_provider_zkmq.embedded.server import free_ports
 from tests.integration.pages import Program, dag_files, pages
 from tests.support import fresh_root
 
-#: Pages that only `make test-all` runs, each with what it needs.
-SPECIAL: Final = {"docs/tutorials/event-driven-dag.md": "a whole Airflow, with scheduler and triggerer"}
+pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("page", pages("how-to"))
@@ -25,9 +23,7 @@ def test_a_how_to_page_runs(page: str, zookeeper: str, tmp_path: Path) -> None:
     program.run(sys.executable, "-c", program.python, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.full] * (page in SPECIAL)) for page in pages("tutorials")]
-)
+@pytest.mark.parametrize("page", pages("tutorials"))
 def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
     """Its shell commands are one script, which starts its own ZooKeeper, runs the page's files and stops everything."""
     (port,) = free_ports("127.0.0.1", 1)

@@ -167,6 +167,7 @@ def test_the_changelog_dates_the_version() -> None:
     assert re.fullmatch(rf"\[{re.escape(__version__)}\] – \d{{4}}-\d\d-\d\d", headings[1])
 
 
+@pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="asks PyPI for all that a worker needs: ZKMQ_SCALE=1")
 def test_the_bill_of_materials_names_what_the_wheel_brings(wheel: Path, tmp_path: Path) -> None:
     """Every dependency, and what the page's bundle holds; made twice it is the same."""
     python = release.installed(wheel, tmp_path / "environment")

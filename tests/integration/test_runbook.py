@@ -108,6 +108,7 @@ def stopped_worker(cli: Cli, *options: str, until: object) -> Iterator[int]:
         yield it.pid
 
 
+@pytest.mark.full
 def test_the_first_look_finds_a_server_that_serves(shell: Shell, orders: Queue) -> None:
     """It can be written to, the queue is listed, and the server tells its mode."""
     told = shell.run("Look first")
@@ -116,6 +117,7 @@ def test_the_first_look_finds_a_server_that_serves(shell: Shell, orders: Queue) 
     assert "Mode: standalone" in told
 
 
+@pytest.mark.full
 def test_what_keeps_tasks_from_being_claimed_is_found_and_lifted(shell: Shell, orders: Queue, cli: Cli) -> None:
     """A pause, a limit, a filter that nobody accepts, no worker: each is named, and none is left."""
     orders.configure(limit=Limit(rate=1, per=3600))
@@ -132,6 +134,7 @@ def test_what_keeps_tasks_from_being_claimed_is_found_and_lifted(shell: Shell, o
     assert shell.run("Nothing is claimed").count("zkmq ") == 0
 
 
+@pytest.mark.full
 def test_dead_letters_are_put_back_or_dropped_by_their_error(shell: Shell, orders: Queue) -> None:
     """The errors are counted; afterwards no dead letter is left and the queue hands out tasks again."""
     killed(orders, {"TimeoutError: the bank timed out": 5, "ValueError: no such street": 2})
@@ -143,6 +146,7 @@ def test_dead_letters_are_put_back_or_dropped_by_their_error(shell: Shell, order
     assert orders.conf().paused is False
 
 
+@pytest.mark.full
 def test_work_that_hung_workers_or_damage_hide_is_found(shell: Shell, orders: Queue, cli: Cli, zk: Zkmq) -> None:
     """A worker that was stopped is named; a task without its entry is repaired; both can be claimed afterwards."""
     with stopped_worker(cli, until=lambda: [each for each in orders.consumers() if each.alive]) as pid:
@@ -167,6 +171,7 @@ def test_work_that_hung_workers_or_damage_hide_is_found(shell: Shell, orders: Qu
     assert claims == {"seen", "hidden"}
 
 
+@pytest.mark.full
 def test_a_task_is_taken_from_a_worker_that_hangs(shell: Shell, orders: Queue, cli: Cli) -> None:
     """It is named as hung, and pending after the commands; the worker's process is gone."""
     orders.enqueue(b"x", task_id="order-7")
@@ -386,6 +391,7 @@ def rest_is_done(shell: Shell, queue: Queue) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_an_exported_queue_is_written_into_an_empty_one(shell: Shell, orders: Queue, zk: Zkmq) -> None:
     """With ids, payloads, filters, priorities and metadata, as often as it is done."""
     orders.enqueue_many(
