@@ -59,7 +59,8 @@ test-all: $(VENV)/.ready
 acceptance: $(VENV)/.ready
 	ZKMQ_E2E_FULL=1 ZKMQ_E2E_AWAY=300 ZKMQ_E2E_PAUSED=600 ZKMQ_E2E_PENDING=50 ZKMQ_E2E_ENQUEUES=300 ZKMQ_E2E_SENSORS=1000 \
 		$(BIN)/python -m pytest tests/e2e $(ARGS)
-	ZKMQ_SCALE=1 $(BIN)/python -m pytest tests/integration/test_strangers_path.py tests/integration/test_release.py $(ARGS)
+	ZKMQ_SCALE=1 $(BIN)/python -m pytest tests/integration/test_strangers_path.py tests/integration/test_release.py \
+		tests/integration/test_pages_run.py $(ARGS)
 
 # Airflow's provider for Spark brings files of its own in PySpark's place: it is tried in an environment of its own.
 test-spark-provider: $(VENV)-spark/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.integration.pages import Program, dag_files, pages
 from tests.support import fresh_root
 
 pytestmark = pytest.mark.full
+WHOLE = pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="starts a whole Airflow: make acceptance")
 
 
 @pytest.mark.parametrize("page", pages("how-to"))
@@ -23,7 +25,9 @@ def test_a_how_to_page_runs(page: str, zookeeper: str, tmp_path: Path) -> None:
     program.run(sys.executable, "-c", program.python, ZKMQ_HOSTS=zookeeper, ZKMQ_ROOT=root)
 
 
-@pytest.mark.parametrize("page", pages("tutorials"))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[WHOLE] * page.endswith("event-driven-dag.md")) for page in pages("tutorials")]
+)
 def test_a_tutorial_runs(page: str, tmp_path: Path) -> None:
     """Its shell commands are one script, which starts its own ZooKeeper, runs the page's files and stops everything."""
     (port,) = free_ports("127.0.0.1", 1)

@@ -27,7 +27,7 @@ pytestmark = [
 def steps() -> tuple[str, list[str]]:
     """The section as one script of the shell, and its commands."""
     (section,) = SECTION.findall((release.TOP / "README.md").read_text())
-    (dag,) = re.findall(r"`(airflow/dags/\w+\.py)`", section)
+    (dag,) = re.findall(r"`(\./airflow/dags/\w+\.py)`", section)
     script, commands = "", []
     for language, text in BLOCK.findall(section):
         if language == "sh":
