@@ -10,19 +10,18 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import typer
 
 from ..inspection import records, wording
-from . import claims, dead_letters, examples, queues, report, server, tasks, worker
 from .options import UsageError
 from .output import warn
-from .verbs import ROOT, VERBS
+from .verbs import ROOT
 
-__all__ = ["VERBS", "entry", "main"]
 #: The modules whose verbs these are.
-MODULES = (claims, dead_letters, examples, queues, report, server, tasks, worker)
+MODULES = ("claims", "dead_letters", "examples", "queues", "report", "server", "tasks", "worker")
 REFUSED, USAGE, TIMED_OUT, NO_CONNECTION, OUR_MISTAKE = 1, 2, 4, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
 #: The exit codes of what the engine and the system raise on purpose; what is no such error is a mistake of ours.
@@ -37,11 +36,6 @@ _CODES: Final = {
 _COMPLETION: Final = "_ZKMQ_COMPLETE"
 #: What Typer raises where it does not understand a command line; it exports the most frequent kind alone.
 _NOT_UNDERSTOOD: type[Any] = typer.BadParameter.__mro__[1]
-
-
-def entry() -> None:
-    """The console script of installations from before `airflow_provider_zkmq.__main__` was it."""
-    sys.exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,6 +79,8 @@ def _carry_out(words: list[str]) -> int:
     """Run a command line. Raises `UsageError`, also for all that Typer finds wrong, and what the verb raises."""
     if any("\0" in word for word in words):  # by no shell, but by callers in this process
         raise UsageError("no word of a command line may hold a NUL")
+    for module in ["worker"] if words[:1] == ["worker"] else MODULES:  # many workers stand idle: they are kept small
+        import_module(f"{__package__}.{module}")
     command = typer.main.get_command(ROOT)
     if os.environ.get(_COMPLETION):
         command.main(words, prog_name="zkmq", complete_var=_COMPLETION)

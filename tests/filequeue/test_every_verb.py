@@ -35,6 +35,7 @@ from airflow_provider_zkmq.engine.queue_internals import internals
 from airflow_provider_zkmq.filequeue import FileClaim, FileClient, FileQueue
 from airflow_provider_zkmq.filequeue.queue_internals import FileQueueInternals
 from tests.support import fresh_root
+from tests.verbs import VERBS
 
 TYPES: dict[str, FilterType] = {"size": OrderedEnum("small", "large")}
 numbers = itertools.count()
@@ -350,14 +351,14 @@ def test_each_verb_of_the_command_line(
 ) -> None:
     """It works, or says in one line, with exit code 2, that a file has no such thing; as text and as JSON."""
     lines = COMMANDS.strip().splitlines()
-    used = {main.VERBS[next(name for name in verbs_in(line) if name in main.VERBS)] for line in lines}
-    unused = {name for name, function in main.VERBS.items() if function not in used}
+    used = {VERBS[next(name for name in verbs_in(line) if name in VERBS)] for line in lines}
+    unused = {name for name, function in VERBS.items() if function not in used}
     assert unused == {"server", "report", "examples"}  # of archives, servers and DAGs, not of queues
     for line, (zk, as_json) in itertools.product(lines, ((files, False), (files, True), (on_zookeeper, True))):
         with subtests.test(line, kind=type(zk).__name__, as_json=as_json):
             side, exported, edited = Side(zk), tmp_path / f"{next(numbers)}", tmp_path / f"edited{next(numbers)}"
             told, _, after = line.lstrip("!").partition(" => ")
-            verb = next(name for name in verbs_in(line) if name in main.VERBS)
+            verb = next(name for name in verbs_in(line) if name in VERBS)
             words = told.split()[len(verb.split()) :]
             if verb == "import":
                 main.main(["export", side.q.name, str(exported), *side.argv])

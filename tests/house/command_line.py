@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import typer
 
-from airflow_provider_zkmq.cli import main as cli
 from airflow_provider_zkmq.cli.output import PANEL
 from airflow_provider_zkmq.cli.verbs import GROUPS, ROOT
 from tests.house.package import TOP
+from tests.verbs import VERBS
 
 PAGE = TOP / "docs" / "reference" / "command-line.md"
 HEAD = """# The verbs of zkmq
@@ -70,7 +70,7 @@ def rows(verb: Any, parameters: list[Any]) -> Iterator[str]:
 def section(name: str, verb: Any) -> Iterator[str]:
     """What the page has of one verb."""
     group, _, word = name.rpartition(" ")
-    short = group and word in cli.VERBS and cli.VERBS[word] is cli.VERBS[name]
+    short = group and word in VERBS and VERBS[word] is VERBS[name]
     yield from (f"### zkmq {name}", "", " ".join((verb.help or "").split()))
     if short:
         yield from ("", f"Short: `zkmq {word}`.")

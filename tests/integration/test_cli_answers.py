@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from airflow_provider_zkmq.cli.main import VERBS
 from airflow_provider_zkmq.engine import Message, OrderedEnum, Zkmq
 from tests.integration.answers_schema import Schema
 from tests.integration.command import Cli, Ended, cli
+from tests.verbs import VERBS
 
 __all__ = ["cli"]
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_zkmq.cli.main import VERBS
 from airflow_provider_zkmq.engine import Integer, Zkmq
 from tests.integration.command import Cli, carry_out
 from tests.support import fresh_root
+from tests.verbs import VERBS
 
 #: They start servers, write what the shell reads, or speak to whatever host is typed.
 LEFT_OUT = {"server"}

@@ -36,6 +36,7 @@ from airflow_provider_zkmq.engine.errors import (
     WaitTimeout,
 )
 from airflow_provider_zkmq.inspection import queue_status, records, wording
+from tests.verbs import VERBS
 
 EXAMPLES = Path(__file__).parents[2] / "example_dags"
 
@@ -75,9 +76,10 @@ def a_task(data: bytes = b"payload") -> InHand:
 _HELP = """
 import sys
 from airflow_provider_zkmq.cli import main
+from tests.verbs import VERBS
 heavy = {"kazoo", "airflow", "pyspark", "pyarrow", "deltalake", "pandas", "pendulum"}
 ENGINE = "airflow_provider_zkmq.engine"
-for argv in (["--help"], ["--version"], *([*verb.split(), "--help"] for verb in main.VERBS)):
+for argv in (["--help"], ["--version"], *([*verb.split(), "--help"] for verb in VERBS)):
     code = main.main(argv)
     imported = {name for name in sys.modules if name.split(".")[0] in heavy or name.startswith(ENGINE)}
     if code or imported:
@@ -89,8 +91,8 @@ def test_help_imports_nothing_heavy() -> None:
     """Help of the command and of every verb ends with 0 and imports neither the engine, kazoo, Airflow nor pyspark."""
     found = subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, timeout=60, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    assert all(f"Usage: zkmq {verb} " in found.stdout for verb in main.VERBS)
-    assert found.stdout.count("Example: zkmq ") == len(main.VERBS), "a verb has no example"
+    assert all(f"Usage: zkmq {verb} " in found.stdout for verb in VERBS)
+    assert found.stdout.count("Example: zkmq ") == len(VERBS), "a verb has no example"
     assert all(re.search(f"^ *{code}  ", found.stdout, re.MULTILINE) for code in range(8)), "a code is not documented"
     assert "\x1b" not in found.stdout, "color in a pipe"
 
@@ -567,9 +569,9 @@ def test_each_flat_verb_is_one_of_a_group() -> None:
         "queue fsck",
         "queue status",
     ):
-        assert main.VERBS[name] is main.VERBS[name.split()[1]]
-    assert main.VERBS["queue list"] is main.VERBS["queues"]
-    assert main.VERBS["queue create"] is main.VERBS["queue configure"] is main.VERBS["configure"]
+        assert VERBS[name] is VERBS[name.split()[1]]
+    assert VERBS["queue list"] is VERBS["queues"]
+    assert VERBS["queue create"] is VERBS["queue configure"] is VERBS["configure"]
 
 
 def shell(tmp_path: Path, line: str) -> list[str]:
