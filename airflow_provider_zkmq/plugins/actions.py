@@ -59,6 +59,8 @@ def carry_out(queue: AnyQueue, wanted: Action) -> Iterator[str]:
     Raises `ConfigError` before anything is done, for what is not understood.
     """
     if wanted.action not in _STATES:
+        if wanted.tasks is not None or wanted.selection is not None:
+            raise ConfigError(f"{wanted.action} is about the whole queue: name no tasks")
         return _of_whole(queue, wanted.action)
     act: Callable[[Sequence[str]], dict[str, ZkmqError]] = {
         "redrive": queue.redrive_many,
@@ -96,10 +98,11 @@ def _of_tasks(act: Callable[[Sequence[str]], dict[str, ZkmqError]], ids: Sequenc
 
 
 def _of_whole(queue: AnyQueue, action: str) -> Iterator[str]:
-    with ThreadPoolExecutor(1) as thread:
-        doing = thread.submit(_of_queue, queue, action)
-        while not wait([doing], timeout=_SILENT_SECONDS).done:
-            yield _line(done=0, refused=[])
+    thread = ThreadPoolExecutor(1)
+    doing = thread.submit(_of_queue, queue, action)
+    thread.shutdown(wait=False)  # whoever reads no more waits for nothing
+    while not wait([doing], timeout=_SILENT_SECONDS).done:
+        yield _line(done=0, refused=[])
     try:
         yield _line(over=True, done=1, refused=0, message=doing.result())
     except ZkmqError as error:

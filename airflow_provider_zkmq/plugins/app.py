@@ -216,8 +216,8 @@ def tasks(
     cursor: _Text = None,
 ) -> dict[str, Any]:
     """A page of a queue's tasks."""
-    wanted = {"state": state, "selector": selector, "error": error, "kind": kind}
-    wanted = {name: value or None for name, value in {**wanted, "id": id, "batch": batch, "older": older}.items()}
+    values = {"state": state, "selector": selector, "error": error, "kind": kind, "id": id, "batch": batch}
+    wanted = {name: value or None for name, value in {**values, "older": older}.items()}
     key = ("tasks", queue, *wanted.values(), cursor)
     return _read(live, key, lambda: views.tasks_view(live.queue(queue), wanted, cursor or None))
 
@@ -233,7 +233,7 @@ def task(live: LiveDep, user: security.GetUserDep, queue: _Name, task: _Name) ->
     """A task's story, with the runs of the user's DAGs that dealt with it."""
     story = _read(live, ("task", queue, task), lambda: views.task_view(live.queue(queue), task))
     may_read = partial(access.may_read_instances, user)
-    return story | {"links": instances.links_of(may_read, live.name, queue, story["task"])}
+    return story | {"links": instances.links_of(live, may_read, queue, story["task"])}
 
 
 @_READING.get("/payload")

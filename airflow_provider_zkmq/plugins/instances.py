@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
-from sqlalchemy import Text, cast, select
+from sqlalchemy import Text, cast, or_, select
 
 from ..engine import ConfigError
 from ..hooks import page_address, task_instance
@@ -23,6 +24,9 @@ Link = dict[str, str]
 _SHOWN: Final = 200
 #: Of a task that very many runs dealt with, the latest are shown.
 _INSTANCES: Final = 20
+#: So many rows of Airflow's database are looked at for them, and what was found is believed for so many seconds.
+_LOOKED_AT: Final = 500
+BELIEVED_SECONDS: Final = 30.0
 #: The clocks of Airflow's workers and of ZooKeeper's servers may differ by so much.
 _CLOCKS: Final = timedelta(minutes=5)
 _LABELS: Final = {
@@ -72,16 +76,16 @@ def tasks_of(
     return {"tasks": rows[:_SHOWN], "hidden": max(0, len(rows) - _SHOWN)}
 
 
-def links_of(
-    may_read: Callable[[str], bool], conn_id: str, queue: str, task: Mapping[str, Any]
-) -> list[dict[str, str]]:
+def links_of(live: Live, may_read: Callable[[str], bool], queue: str, task: Mapping[str, Any]) -> list[Link]:
     """Where in Airflow somebody finds who enqueued a task, waited for it, claimed it or settled it.
 
-    Who enqueued it stands in its metadata. `may_read`: whether a DAG, by its id, may be named.
+    Who enqueued it stands in its metadata; the others are known by the links that their operators left in Airflow's
+    database, which is asked once in half a minute. `may_read`: whether a DAG, by its id, may be named.
     """
-    links = list(_noted(task))
-    links += [link for dag_id, link in _dealt(conn_id, queue, task) if may_read(dag_id)]
-    return [dict(each) for each in dict.fromkeys(tuple(link.items()) for link in links)]
+    dealt = live.shared(("runs", queue, task["id"]), lambda: _dealt(live.name, queue, task), BELIEVED_SECONDS)
+    readable = {dag_id: may_read(dag_id) for dag_id in {dag_id for dag_id, _ in dealt}}
+    links = [*_noted(task), *(link for dag_id, link in dealt if readable[dag_id])]
+    return [dict(each) for each in dict.fromkeys(tuple(link.items()) for link in links)][:_INSTANCES]
 
 
 def _noted(task: Mapping[str, Any]) -> Iterator[Link]:
@@ -90,21 +94,29 @@ def _noted(task: Mapping[str, Any]) -> Iterator[Link]:
             yield _link("enqueued", dag_id, run_id, task_id, more.get("map_index"))
 
 
-def _dealt(conn_id: str, queue: str, task: Mapping[str, Any]) -> Iterator[tuple[str, Link]]:
-    """The instances whose links name a task, the latest first, with the ids of their DAGs."""
-    columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel
+def _dealt(conn_id: str, queue: str, task: Mapping[str, Any]) -> list[tuple[str, Link]]:
+    """The instances whose links name a task or its batch, the latest first, with the ids of their DAGs."""
+    value = cast(XComModel.value, Text)
+    named = [f"{before}{quote_plus(task['id'])}{after}" for before in ("=", "%2C") for after in ("&", "%2C", "\\", '"')]
+    if task["batch"] is not None:
+        named.append(f"batch={quote_plus(task['batch'])}&")
+    columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.value
     wanted = select(*columns).where(
         XComModel.key == task_instance.TaskLink().xcom_key,
         XComModel.timestamp >= datetime.fromisoformat(task["enqueued_at"]) - _CLOCKS,
-        cast(XComModel.value, Text).contains(quote_plus(task["id"]), autoescape=True),
+        value.contains(f"queue={quote_plus(queue)}&", autoescape=True),
+        or_(*(value.contains(each, autoescape=True) for each in named)),
     )
+    found = []
     with create_session() as session:
-        for *instance, found in session.execute(wanted.order_by(XComModel.timestamp.desc()).limit(_INSTANCES)):
-            link = page_address.read_url(str(XComModel.deserialize_value(found)))
-            ids = {*link.get("of", "").split(","), link.get("task")}
+        for *instance, row in session.execute(wanted.order_by(XComModel.timestamp.desc()).limit(_LOOKED_AT)):
+            link = page_address.read_url(str(XComModel.deserialize_value(SimpleNamespace(value=row))))
+            dealt = task["id"] in {*link.get("of", "").split(","), link.get("task")}
+            dealt = dealt or (task["batch"] is not None and link.get("batch") == task["batch"])
             here = (link.get("connection", "").lower(), link.get("queue")) == (conn_id.lower(), queue)
-            if here and task["id"] in ids and link.get("how") in _LABELS:
-                yield str(instance[0]), _link(link["how"], *instance)
+            if here and dealt and link.get("how") in _LABELS:
+                found.append((str(instance[0]), _link(link["how"], *instance)))
+    return found
 
 
 def _link(how: str, dag_id: str, run_id: str, task_id: str, map_index: object) -> Link:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import threading
 import time
 from collections import deque
@@ -33,6 +34,7 @@ BELIEVED_SECONDS: Final = 5.0
 #: After reading all queues for some time, all of them rest for so many times as long. Those in which something has
 #: happened within so many seconds, at most so many, are read between: what moves is shown at once.
 SHARE: Final = 3
+MOVING_SHARE: Final = 3
 MOVING_SECONDS, _MOST_MOVING = 30.0, 20
 #: So long after the last one looked the session ends. Until then the depth goes on being noted.
 LINGER_SECONDS: Final = 3_600.0
@@ -74,7 +76,7 @@ class Trace:
 
     @property
     def per_minute(self) -> float | None:
-        """How many tasks were written in the last minute, or since somebody looks; None until that can be told."""
+        """How many tasks were written in the last minute, or since somebody looks on; None until that is known."""
         if not self.written or (span := self.written[-1][0] - self.written[0][0]) < 2:
             return None
         return round((self.written[-1][1] - self.written[0][1]) * 60 / max(span, 60), 1)
@@ -107,6 +109,7 @@ class Live:
         self._missing = 0
         self._thread: threading.Thread | None = None
         self._shared: dict[Hashable, tuple[float, Future[Any]]] = {}
+        self._number, self._unread, self._due = -1, True, 0.0
         self._messages: dict[int, tuple[int, str]] = {}
 
     # --- The session.
@@ -226,19 +229,15 @@ class Live:
             self._lock.wait_for(lambda: self._state_version, ANSWER_SECONDS * 2)
             return {"state": self.state, **self._changes(-1)}
 
-    def shared(self, key: Hashable, read: Callable[[], Any]) -> Any:
-        """What `read` returns or raises; who asks by the same key within a second gets the same."""
+    def shared(self, key: Hashable, read: Callable[[], Any], seconds: float = SHARED_SECONDS) -> Any:
+        """What `read` returns or raises; who asks by the same key within so many seconds gets the same."""
         with self._lock:
             now = time.monotonic()
-            self._shared = {
-                known: each
-                for known, each in self._shared.items()
-                if now - each[0] < SHARED_SECONDS or not each[1].done()
-            }
+            self._shared = {known: each for known, each in self._shared.items() if now < each[0] or not each[1].done()}
             known = self._shared.get(key)
             if known is None:
                 future: Future[Any] = Future()
-                self._shared[key] = now, future
+                self._shared[key] = now + seconds, future
         if known is not None:
             if not wait({known[1]}, ANSWER_SECONDS * 2).done:
                 raise Unavailable("another one has asked for the same, and has no answer yet: try again")
@@ -254,7 +253,7 @@ class Live:
 
     def _run(self) -> None:
         """Look again and again, until nobody has for long."""
-        number, unread, due, read_at, pause, checked = -1, False, 0.0, 0.0, 0.0, time.monotonic()
+        read_at, pause, checked = 0.0, 0.0, time.monotonic()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._hurry, pause)
@@ -273,21 +272,23 @@ class Live:
                     self._look_up_again()
                 client = self._session()
                 latest = internals(client).changed()
-                unread = unread or latest != number or now - read_at > BELIEVED_SECONDS
-                if unread and now >= due:
-                    self._read(client, client.queues(), whole=True)
-                    unread, read_at = False, now
-                    due = now + (time.monotonic() - now) * (1 + SHARE)
-                elif latest != number:  # between readings of all: what moves is shown at once
+                self._unread = self._unread or latest != self._number or now - read_at > BELIEVED_SECONDS
+                if self._unread and now >= self._due:
+                    try:
+                        self._read(client, client.queues(), whole=True)
+                    finally:
+                        self._due = now + (time.monotonic() - now) * (1 + SHARE)
+                    self._unread, read_at = False, now
+                elif latest != self._number:  # between readings of all: what moves is shown at once
                     self._read(client, self._moving(now), whole=False)
-                    pause = max(pause, min(1.0, (time.monotonic() - now) * SHARE))
-                number = latest
+                    pause = max(pause, (time.monotonic() - now) * MOVING_SHARE)
+                self._number = latest
                 self._away = None
                 self._set_state(None)
             except (ZkmqError, access.UnknownConnection) as error:
                 self._away = error if isinstance(error, Unavailable) else None
                 self._set_state(str(error))
-                number = -1
+                self._number = -1
                 if not isinstance(error, Unavailable):
                     self._close()
                     pause = max(pause, 2.0)
@@ -303,6 +304,7 @@ class Live:
         self._gone |= dict.fromkeys(self.rows, self.version)
         self.rows, self.overviews, self.traces, self._messages, self._moved = {}, {}, {}, {}, {}
         self._state_version, self._away = 0, None
+        self._number, self._unread, self._due = -1, True, 0.0
 
     def _look_up_again(self) -> None:
         """End the session where the connection's settings have changed. Raises `UnknownConnection` where it is gone.
@@ -323,20 +325,24 @@ class Live:
                 self._wake()
 
     def _moving(self, now: float) -> list[str]:
-        """The queues in which something has happened of late; of very many the latest."""
-        lately = {name: at for name, at in self._moved.items() if now - at < MOVING_SECONDS}
-        return sorted(lately, key=lambda name: -lately[name])[:_MOST_MOVING]
+        """The queues in which something has happened of late; of very many some, by turns as chance has it."""
+        lately = [name for name, at in self._moved.items() if now - at < MOVING_SECONDS]
+        return random.sample(lately, min(len(lately), _MOST_MOVING))
 
     def _read(self, client: AnyClient, names: list[str], *, whole: bool) -> None:
         """Read how these queues stand; `whole`: there are no others."""
         seen = internals(client).overviews(names)
         now = time.time()
-        rows = [(name, self._row(name, found, now)) for name, found in zip(names, seen, strict=True)]
+        rows = [
+            (name, self._row(name, found, now))
+            for name, found in zip(names, seen, strict=True)
+            if whole or not isinstance(found, QueueNotFound)  # it was deleted: the next reading of all finds that
+        ]
         with self._lock:
             for name, row in rows:
                 known = self.rows.get(name)
                 if known is None or row != {**known, "version": None}:
-                    if known is not None and any(row.get(fact) != known.get(fact) for fact in _MOVING):
+                    if known is not None and row["counts"] != known["counts"]:
                         self._moved[name] = time.monotonic()
                     self.version += 1
                     self.rows[name] = {**row, "version": self.version}
@@ -394,8 +400,6 @@ class Live:
 
 
 _BOUNDS: Final = ("connect_timeout", "request_timeout")
-#: What of a row changes when tasks come and go.
-_MOVING: Final = ("counts", "enqueued_per_minute", "finished_per_minute")
 _OF_ROW: Final = ("queue", "troubles", "counts", "paused", "consumers", "oldest_at", "next_due_at")
 
 

@@ -28,7 +28,7 @@ from airflow_provider_zkmq.engine import Message, RetryPolicy, String, Zkmq
 from airflow_provider_zkmq.engine.api.queue import Queue
 from airflow_provider_zkmq.hooks.page_address import page_url
 from airflow_provider_zkmq.hooks.task_instance import TaskLink
-from airflow_provider_zkmq.plugins import access, actions, live
+from airflow_provider_zkmq.plugins import access, actions, instances, live
 from airflow_provider_zkmq.plugins.zkmq import QueuePage, ZkmqPlugin
 from tests.airflow.conftest import define
 from tests.support import eventually
@@ -165,8 +165,9 @@ def test_who_may_not_act_does_nothing_and_is_in_no_audit_log(api: Api, admin: ht
         (b'{"queue": "\\ud800", "action": "pause"}', 422),
         (b'{"queue": "none", "action": "pause"}', 404),
         (b'{"queue": "jobs", "action": "redrive"}', 400),
+        (b'{"queue": "jobs", "action": "pause", "tasks": ["a"]}', 400),
     ],
-    ids=["no JSON", "no action", "no text", "no queue", "no tasks"],
+    ids=["no JSON", "no action", "no text", "no queue", "no tasks", "tasks"],
 )
 def test_what_is_refused_is_in_no_audit_log(admin: httpx.Client, queue: Queue, body: bytes, code: int) -> None:
     """Nor is it sent back."""
@@ -335,12 +336,12 @@ def test_a_story_tells_of_each_delivery_and_of_who_enqueued_it(admin: httpx.Clie
 def _leave_link(queue: str, how: str, task: str, **more: Any) -> None:
     """Have an instance ``claiming`` of the DAG `how` leave the link that its operator leaves at its end."""
     url = page_url("https://airflow.example", "zkmq_default", queue, how=how, of=task)
-    row = {"dag_run_id": len(how), "dag_id": how, "run_id": "r", "task_id": "claiming", "map_index": -1}
-    key = TaskLink().xcom_key
+    row = {"dag_run_id": 1, "dag_id": how, "run_id": "r", "task_id": "claiming", "map_index": -1} | more
+    row["dag_run_id"], key = abs(hash(row["dag_id"])) % 1_000_000, TaskLink().xcom_key
     with create_session() as session:
         session.execute(text("PRAGMA foreign_keys=OFF"))  # there is no such run
-        session.execute(delete(XComModel).where(XComModel.dag_id == how))
-        session.add(XComModel(**row | more, key=key, value=XComModel.serialize_value(url), timestamp=utcnow()))
+        session.execute(delete(XComModel).where(XComModel.dag_id == row["dag_id"]))
+        session.add(XComModel(**row, key=key, value=XComModel.serialize_value(url), timestamp=utcnow()))
 
 
 def test_a_story_names_the_runs_that_dealt_with_the_task(
@@ -358,6 +359,10 @@ def test_a_story_names_the_runs_that_dealt_with_the_task(
         ("Settled in Airflow by", "settled / r / claiming"),
     ]
     assert story["links"][0]["href"] == "dags/settled/runs/r/tasks/claiming/mapped/3"
+    for number in range(10, 40):  # newer, and of another task whose id begins alike
+        _leave_link("jobs", "waited for", f"a_b{number}", dag_id=f"d{number}")
+    monkeypatch.setattr(instances, "_LOOKED_AT", 3)
+    monkeypatch.setattr(instances, "BELIEVED_SECONDS", 0.0)
     monkeypatch.setattr(access, "may_read_instances", lambda _, dag_id: dag_id == "claimed")
     (link,) = get(admin, "task", queue="jobs", task=task)["links"]
     assert link["text"] == "claimed / r / claiming"
@@ -464,6 +469,9 @@ def test_an_action_that_takes_long_is_not_silent(queue: Queue, monkeypatch: pyte
     monkeypatch.setattr(actions, "_of_queue", lambda *_: "2 deleted" if done.wait(60) else "never")
     lines = map(json.loads, actions.carry_out(queue, actions.Action(queue="jobs", action="clean")))
     assert next(lines) == {"done": 0, "refused": []}
+    gone = actions.carry_out(queue, actions.Action(queue="jobs", action="clean"))
+    next(gone)
+    gone.close()  # whose browser has left: this returns although the work goes on
     done.set()
     assert list(lines)[-1] == {"over": True, "done": 1, "refused": 0, "message": "2 deleted"}
 

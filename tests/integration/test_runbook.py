@@ -44,6 +44,8 @@ class Shell:
 
     def __init__(self, folder: Path, hosts: str, root: str, **variables: str) -> None:
         self.folder = folder
+        (folder / "handle-order").write_text("#!/bin/sh\ncat\n")
+        (folder / "handle-order").chmod(0o755)
         programs = Path(sys.executable).parent
         path = f"{folder}{os.pathsep}{programs}{os.pathsep}{os.environ['PATH']}"
         where = {"ZKMQ_HOSTS": hosts, "ZKMQ_ROOT": root, "FAILED": str(folder / "failed"), "PATH": path}
