@@ -77,7 +77,7 @@ def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") ->
     out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_logging_as_it_was())
-        stack.enter_context(mock.patch.dict(os.environ, env, clear=True))
+        stack.enter_context(_environment(env))
         stack.enter_context(mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(errors))
@@ -87,6 +87,25 @@ def carry_out(argv: tuple[str, ...], env: dict[str, str], stdin: bytes = b"") ->
         stream.flush()
         texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(argv, code, *texts)
+
+
+@contextlib.contextmanager
+def _environment(env: dict[str, str]) -> Iterator[None]:
+    """Only what differs is written: native threads, as those of delta-rs, may read it while a write moves it."""
+    before = dict(os.environ)
+    try:
+        _write_environment(env)
+        yield
+    finally:
+        _write_environment(before)
+
+
+def _write_environment(env: dict[str, str]) -> None:
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @contextlib.contextmanager
