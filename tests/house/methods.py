@@ -133,14 +133,17 @@ def blocking(text: str) -> str:
 
 
 def documentation(procedure: Callable[..., Any]) -> str:
-    """A procedure's; a paragraph that is too wide where a method has it is filled again."""
+    """A procedure's; a paragraph or an item of a list that is too wide where a method has it is filled again."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(procedure.__doc__ or "").split("\n\n"):
-        wide = any(len(line) > WIDTH for line in paragraph.splitlines())
         if not lines and len(paragraph.splitlines()[0]) > WIDTH - 3:  # its quotes stand beside it
             raise ValueError(f"the first line of {procedure.__qualname__} is too long for a method")
-        filled = textwrap.fill(paragraph, WIDTH, break_on_hyphens=False) if wide else paragraph
-        lines += ["", *filled.splitlines()]
+        lines.append("")
+        for part in re.split(r"\n(?=- )", paragraph):
+            wide = any(len(line) > WIDTH for line in part.splitlines())
+            indent, words = ("  ", re.sub(r"\n  ", "\n", part)) if part.startswith("- ") else ("", part)
+            filled = textwrap.fill(words, WIDTH, subsequent_indent=indent, break_on_hyphens=False) if wide else part
+            lines += filled.splitlines()
     return "\n".join([*lines[1:], ""]) if len(lines) > 2 else lines[1]
 
 

@@ -31,7 +31,7 @@ from airflow_provider_zkmq.engine.core.zk_operations import (
     WaitPlace,
     WaitQueue,
 )
-from airflow_provider_zkmq.engine.errors import IllegalTransition, TaskNotFound
+from airflow_provider_zkmq.engine.errors import ConfigError, IllegalTransition, TaskNotFound
 from airflow_provider_zkmq.engine.zk.session import ThreadSignal
 from tests.stepping import Stepper
 from tests.support import eventually
@@ -139,6 +139,16 @@ def test_whoever_takes_a_claim_away_its_holder_hears_of_it(subtests: pytest.Subt
             assert ended == ([] if way == "cleared" else [wanted])
             with pytest.raises(IllegalTransition if way != "cleared" else TaskNotFound):
                 other.do(interventions.revoke(other.context, "a"))
+
+
+def test_what_is_no_reason_for_a_revocation_is_refused_and_the_claim_holds() -> None:
+    """Such as a version in the place of the error: the caller gets `ConfigError`, and its holder goes on."""
+    client = queue("a")
+    claimed = client.claimed()
+    with pytest.raises(ConfigError, match="error 5 is not allowed"):
+        client.do(interventions.revoke(client.context, "a", 5))  # type: ignore[arg-type]
+    assert client.check()["a"].state is State.CLAIMED
+    client.complete(claimed)
 
 
 def test_a_foreign_znode_at_a_dead_consumer_is_no_loop_and_no_end() -> None:

@@ -38,15 +38,21 @@ def configure(
 ) -> Procedure[None]:
     """Create the queue if it does not exist and set the given values; what is not given stays as it is.
 
-    ``filters`` replaces the declaration of filter types. ``task_gc_lifetime``: how long a finished task is kept,
-    ``task_gc_interval``: how often clean-up runs, every second at the most; seconds or a duration. ``policy``: when
-    failed tasks run again. ``lock``: how long a claim holds without being extended, also while its session lives (0:
-    without bound, the default). ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed;
-    ``"default"``: nearly so, consumers keeping out of each other's way. ``archive=True``: the queue is archived, so
-    that clean-up keeps what no archive holds, also before the first run of one; ``False``: it is not any more, and
-    clean-up waits for none. ``follow=True``: streams follow what ends here, so that runs which leave before their time
-    (redriven, dropped, run anew) are kept for them for as long as ended tasks are. ``limit``: how many tasks may be
-    claimed at once, or in a period, see `Limit`; ``Limit()`` lifts it. It holds for claims from now on.
+    - ``filters``: the types of filters that tasks may have; replaces the earlier declaration.
+    - ``policy``: when failed tasks run again. ``lock``: how long a claim holds without being extended, also while its
+      session lives (0: without bound, the default).
+    - ``limit``: how many tasks may be claimed at once, or in a period; ``Limit()`` lifts it. It holds for claims from
+      now on.
+    - ``order``: ``"fifo"``: claims happen in the order in which enqueues were committed; ``"default"``: nearly so,
+      consumers keeping out of each other's way.
+    - ``task_gc_lifetime``: how long a finished task is kept. ``task_gc_interval``: how often clean-up runs, every
+      second at the most.
+    - ``archive=True``: the queue is archived, so that clean-up keeps what no archive holds, also before the first run
+      of one; ``False``: it is not any more, and clean-up waits for none.
+    - ``follow=True``: streams follow what ends here, so that runs which leave before their time (redriven, dropped,
+      run anew) are kept for them for as long as ended tasks are.
+
+    Times are seconds or a duration.
     Raises `ConfigError` for values that are refused, `QueueNotFound` while the queue is being deleted; then nothing is
     written.
     """

@@ -182,9 +182,11 @@ def revoke(
 
     Its consumer is told, and can settle it no more. The delivery counts as no attempt, and stands in the history as
     ``revoked``; with an `error` it has failed: the task runs again by its policy, or is dead, with ``retry=False`` in
-    any case. `version`: only if the task is still what was read as `Task.version`. Raises `TaskNotFound`, or
-    `IllegalTransition` for a task that is not claimed, or in another version.
+    any case. `version`: only if the task is still what was read as `Task.version`. Raises `ConfigError` for an `error`
+    that is no text, `TaskNotFound`, or `IllegalTransition` for a task that is not claimed, or in another version.
     """
+    if not isinstance(error, str | None):
+        raise errors.ConfigError(f"error {error!r} is not allowed: a text that says why, or None")
     conf, rand = (yield from read_conf(context)), context.run.random()
 
     def build(current: Current) -> Procedure[Plan]:
