@@ -1,6 +1,6 @@
 """A failed test says which promise is broken and how to see it again.
 
-The promises are the rows of `docs/semantics.md`, each of which names its tests; for another test it is its docstring.
+The promises are the rows of two pages, each of which names its tests; for another test it is its docstring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[1]
-PAGE = "docs/semantics.md"
+#: The pages whose rows are promises.
+PAGES = ("docs/semantics.md", "docs/reference/promises.md")
 
 
 def rows(page: str) -> list[list[str]]:
@@ -29,19 +30,19 @@ def rows(page: str) -> list[list[str]]:
 
 @cache
 def promises() -> dict[tuple[str, str], list[str]]:
-    """The rows of the page that each test proves, by its module's path below `tests` and its name."""
+    """The rows of the pages that each test proves, by its module's path below `tests` and its name."""
     found = defaultdict(list)
-    for *statement, tests in rows(PAGE):
-        for named in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
-            found[named].append(" | ".join(statement))
+    for page in PAGES:
+        for *statement, tests in rows(page):
+            for named in re.findall(r"`([\w/]+\.py)::(\w+)`", tests):
+                found[named].append(f"{page}: {' | '.join(statement)}")
     return dict(found)
 
 
 def _proves(item: pytest.Item) -> Iterator[str]:
     """What a test proves: its rows, else what it says of itself."""
     path, name = os.path.relpath(item.path, TOP / "tests"), getattr(item, "originalname", item.name)
-    for row in promises().get((path, name), ()):
-        yield f"{PAGE}: {row}"
+    yield from promises().get((path, name), ())
     doc = inspect.getdoc(getattr(item, "obj", None)) or inspect.getdoc(getattr(item, "module", None))
     if doc:
         yield doc

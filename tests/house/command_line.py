@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -52,7 +52,9 @@ def is_shared(parameter: Any) -> bool:
 
 def choices(verb: Any, name: str) -> str:
     """The words that an option takes, where it takes no others."""
-    return "\\|".join(map(str, get_args(inspect.signature(verb.callback).parameters[name].annotation)))
+    kind = inspect.signature(verb.callback).parameters[name].annotation
+    words = [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
+    return "\\|".join(map(str, words))
 
 
 def rows(verb: Any, parameters: list[Any]) -> Iterator[str]:

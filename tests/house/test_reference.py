@@ -26,6 +26,12 @@ OF_AIRFLOW = ("operators", "sensors", "triggers", "notifications", "decorators",
 MADE_BY_OTHERS = {"ZkmqTaskTrigger", "ZkmqReadyTrigger", "ZkmqLeaseTrigger"}
 #: What stands in a DAG for a class that no DAG names.
 SPELT = {"ZkmqMessageQueueProvider": "MessageQueueTrigger", "ZkmqDecoratedOperator": "@task.zkmq"}
+#: Methods and properties without an example, each with who uses it; the pages say so, too.
+WITHOUT_EXAMPLE = {
+    "workers": {"mark_begun", "mark_ended", "settle", "settle_later", "adopt"},
+    "queue files": {"identity", "stamp", "writing", "overwrite"},
+    "the data source": {"of"},
+}
 #: Variables that are nobody's to set: a shell's protocol, a process's mark, what commands of a worker begin with.
 INTERNAL = {"ZKMQ_BEGIN", "ZKMQ_COMPLETE", "ZKMQ_WORKER_TRIAL"}
 
@@ -36,12 +42,29 @@ def text(page: Path) -> str:
 
 def described() -> list[str]:
     """The names that the pages describe by their docstrings."""
-    return [name for page in REFERENCE for name in re.findall(r"^::: ([\w.]+)$", text(page), re.MULTILINE)]
+    return [name for page in REFERENCE for name in described_on(page)]
 
 
-def shown() -> str:
-    """All that the pages show in Python."""
-    return "\n".join(block for page in REFERENCE for block in re.findall(r"(?ms)^```python\n(.*?)^```", text(page)))
+def described_on(page: Path) -> list[str]:
+    """The names that one page describes."""
+    return re.findall(r"^::: ([\w.]+)$", text(page), re.MULTILINE)
+
+
+def shown_on(page: Path) -> str:
+    """All that a page shows in Python."""
+    return "\n".join(re.findall(r"(?ms)^```python\n(.*?)^```", text(page)))
+
+
+def members(owner: type) -> dict[str, Any]:
+    """The public methods and properties of a class, those of its bases in this package among them."""
+    own = [kind for kind in reversed(owner.__mro__) if kind.__module__.startswith(PACKAGE)]
+    found = {name: value for kind in own for name, value in vars(kind).items() if name[0] != "_"}
+    called = (classmethod, staticmethod, property)
+    return {
+        name: value
+        for name, value in found.items()
+        if (callable(value) or isinstance(value, called)) and not inspect.isclass(value)
+    }
 
 
 def nav() -> list[Any]:
@@ -74,8 +97,17 @@ def test_every_public_name_is_described_once() -> None:
     names = [f"{PACKAGE}.{package}.{name}" for package, module in PUBLIC.items() for name in module.__all__]
     places = described()
     of_public = [name for name in places if name.split(".")[1] in PUBLIC]
-    assert sorted(of_public) == sorted(names)
+    assert sorted(name for name in of_public if name.count(".") == 2) == sorted(names)
     assert len(places) == len(set(places))
+
+
+def test_a_class_whose_methods_stand_one_by_one_has_all_of_them() -> None:
+    """The methods of a queue are in sections of their page, by what they are for."""
+    page = TOP / "docs/reference/python-queue.md"
+    whole = f"{PACKAGE}.engine.Queue"
+    one_by_one = [name.removeprefix(f"{whole}.") for name in described_on(page) if name != whole]
+    (together,) = re.findall(r"members: \[(.*)\]", text(page))
+    assert sorted([*one_by_one, *together.split(", ")]) == sorted(members(engine.Queue))
 
 
 def test_every_class_of_airflow_is_described() -> None:
@@ -100,19 +132,30 @@ def test_every_public_method_says_what_it_does(subtests: pytest.Subtests) -> Non
         if not (inspect.isclass(owner) or inspect.isfunction(owner)) or not owner.__module__.startswith(PACKAGE):
             continue
         with subtests.test(owner=owner.__qualname__):
-            own = [kind for kind in getattr(owner, "__mro__", ()) if kind.__module__.startswith(PACKAGE)]
-            members = {name: value for kind in own for name, value in vars(kind).items() if name[0] != "_"}
-            called = {name: value for name, value in members.items() if callable(value) or isinstance(value, property)}
             assert inspect.getdoc(owner)
-            assert not [
-                name for name, value in called.items() if not inspect.isclass(value) and not inspect.getdoc(value)
-            ]
+            called = members(owner) if inspect.isclass(owner) else {}
+            assert not [name for name, value in called.items() if not inspect.getdoc(value)]
+
+
+def test_every_public_method_has_an_example(subtests: pytest.Subtests) -> None:
+    """On the page that describes it; event loops have the same methods, and a call or two of each class."""
+    for page in REFERENCE:
+        code = shown_on(page)
+        for name in described_on(page):
+            package, _, rest = name.removeprefix(f"{PACKAGE}.").partition(".")
+            owner = getattr(PUBLIC.get(package), rest, None)
+            if not inspect.isclass(owner) or issubclass(owner, BaseException):
+                continue
+            with subtests.test(name=name):
+                called = members(owner).keys() - set().union(*WITHOUT_EXAMPLE.values())
+                without = {each for each in called if not re.search(rf"\.{each}\b", code)}
+                assert not without or ("Async" in name and without < called)
 
 
 def test_every_public_class_has_an_example() -> None:
-    """A program of the reference uses it; those of Airflow and Spark are linked to a DAG or a page that a test runs."""
-    code = shown()
-    names = [name for package, module in PUBLIC.items() if package != "spark" for name in module.__all__]
+    """A program of the reference uses it; those of Airflow are linked to a DAG or a page that a test runs."""
+    code = "\n".join(map(shown_on, REFERENCE))
+    names = [name for package, module in PUBLIC.items() for name in module.__all__]
     assert not [name for name in names if not re.search(rf"\b{name}\b", code)]
     page = text(TOP / "docs/reference/airflow.md")
     sections = [part.partition("\n")[::2] for part in re.split(r"^::: ", page, flags=re.MULTILINE)[1:]]

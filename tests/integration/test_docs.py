@@ -17,6 +17,7 @@ from airflow_provider_zkmq.engine import Claim, Message, Queue, Running, UnitOfW
 from airflow_provider_zkmq.engine.api.internal_methods import QueueInternals
 from airflow_provider_zkmq.hooks import metrics, settings
 from airflow_provider_zkmq.textqueue import TextQueue
+from tests import promises
 from tests.integration.pages import dag_files, pages
 from tests.integration.spark_programs import PAGES
 from tests.promises import TOP, rows
@@ -63,6 +64,8 @@ def test_pages_that_are_one_program_run(zookeeper: str, tmp_path: Path, subtests
         ("docs/reference/files.md", ""),
         ("docs/reference/metrics.md", ""),
         ("docs/reference/python.md", ""),
+        ("docs/reference/python-async.md", ""),
+        ("docs/reference/python-queue.md", ""),
         ("docs/reference/python-records.md", "task invoice-7 is"),
         ("docs/reference/python-values.md", ""),
         ("docs/reference/python-work.md", "queue 'orders' has 2000 pending tasks"),
@@ -135,7 +138,7 @@ def test_tests_named_in_the_architecture_exist() -> None:
 
 def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
     """Each statement has its test, by file and name."""
-    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) for row in rows("docs/semantics.md")]
+    named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) for page in promises.PAGES for row in rows(page)]
     assert all(named), "a row names no test"
     for path, name in (pair for row in named for pair in row):
         assert f"def {name}(" in (TOP / "tests" / path).read_text(), f"{path}::{name}"
@@ -156,9 +159,15 @@ def test_every_call_of_the_semantics_exists() -> None:
         "worker": Worker,
         "task": Running,
     }
-    calls = [call for row in rows("docs/semantics.md") if len(row) > 3 for call in re.findall(r"`([^`]+)`", row[-2])]
-    calls = [call for call in calls if not re.fullmatch(r'(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)', call)]
-    folders = [TOP / "airflow_provider_zkmq" / name for name in ("operators", "sensors", "triggers", "notifications")]
+    cells = [row[-2] for page in promises.PAGES for row in rows(page) if len(row) > 3 or "reference" in page]
+    other = re.compile(
+        r'zkmq .*|(GET|POST) .*|(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)'
+    )  # not Python of ours
+    calls = [call for cell in cells for call in re.findall(r"`([^`]+)`", cell) if not other.fullmatch(call)]
+    folders = [
+        TOP / "airflow_provider_zkmq" / name
+        for name in ("operators", "sensors", "triggers", "notifications", "plugins")
+    ]
     airflow = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     assert calls
     for call in calls:

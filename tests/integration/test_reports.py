@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import statistics
@@ -28,7 +29,7 @@ from airflow_provider_zkmq.spark.reporting.tables import OTHERS
 from tests.integration.answers import START, History, Try
 from tests.integration.histories import HOUR, Histories, runs_by_pandas, write_bronze
 from tests.integration.histories import START as EPOCH
-from tests.integration.spark_programs import shown
+from tests.integration.spark_programs import TOP, shown
 from tests.unit.queueing import Simulation, Staff
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -294,3 +295,24 @@ def test_the_page_s_pipeline_and_reports_run(zk, where, tmp_path, capsys) -> Non
         assert run(words) == 0, capsys.readouterr().err
     assert len(set(lines)) == 3
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("spark")
+def test_the_reference_of_spark_runs(where, tmp_path, monkeypatch) -> None:
+    """Its blocks are one program, but for addresses and folders."""
+    monkeypatch.chdir(tmp_path)
+    page = (TOP / "docs/reference/spark.md").read_text()
+    code = "".join(re.findall(r"(?ms)^```python\n(.*?)^```", page))
+    real = {
+        'Zkmq.connect("127.0.0.1:2181")': "Zkmq.connect({hosts!r}, {root!r})".format(**where),
+        '{"hosts": "127.0.0.1:2181"}': repr(where),
+        'hosts="127.0.0.1:2181"': "hosts={hosts!r}, root={root!r}".format(**where),
+        '"/archive"': repr(str(tmp_path / "archive")),
+    }
+    for shown_there, stands_here in real.items():
+        assert shown_there in code
+        code = code.replace(shown_there, stands_here)
+    exec(compile(code, "docs/reference/spark.md", "exec"), {})  # noqa: S102
+    assert "letters waits longest" in (tmp_path / "letters.html").read_text()
