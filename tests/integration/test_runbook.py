@@ -20,6 +20,7 @@ import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer, ServerError, java
 from airflow_provider_zkmq.embedded import node as fourletter
+from airflow_provider_zkmq.embedded.configuration import Settings
 from airflow_provider_zkmq.engine import Limit, Message, Queue, String, TaskNotFound, Zkmq
 from tests.integration.clients import kazoo
 from tests.integration.command import Cli, cli
@@ -67,12 +68,7 @@ class Shell:
             check=False,
         )
         assert tuple(failed.read_text().splitlines()) == fails, ended.stdout
-        RUN.add((title, number))
         return ended.stdout
-
-
-#: The blocks that a test of this module has run.
-RUN: set[tuple[str, int]] = set()
 
 
 @pytest.fixture
@@ -292,7 +288,7 @@ def test_old_snapshots_are_deleted_while_the_server_runs(
 
             def snapshots() -> int:
                 zk.queue("orders").enqueue(b"x")
-                return shell_count(data)
+                return snapshot_count(data)
 
             eventually(lambda: snapshots() > 4, within=60)
             tasks = zk.queue("orders").counts()["inserted"]
@@ -303,17 +299,27 @@ def test_old_snapshots_are_deleted_while_the_server_runs(
         assert zk.queue("orders").counts()["inserted"] == tasks
 
 
-def shell_count(data: Path) -> int:
+def snapshot_count(data: Path) -> int:
     return len(list(data.glob("version-2/snapshot.*")))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("running", [True, False], ids=["copied while it runs", "copied when stopped"])
-def test_a_restored_copy_runs_again_what_was_finished_since(tmp_path: Path, running: bool) -> None:
-    """Finished since: pending; enqueued since: gone; in hand then: given back. Nothing is orphaned, and all can end."""
+def test_a_restored_copy_runs_again_what_was_finished_since(
+    tmp_path: Path, running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finished since: pending; enqueued since: gone; in hand then: given back. Nothing is orphaned, and all can end.
+
+    The copy of a server that is stopped is of one whose log has a disk of its own; it was restored once before.
+    """
     serve, root = partial(EmbeddedServer, tmp_path / "zk", force_sync=False), fresh_root()
-    data = tmp_path / "zk" / "node-1" / "data"
-    shell = Shell(tmp_path, "", root, ZK_DATA=str(data), COPY=str(tmp_path / "copy"))
+    node = tmp_path / "zk" / "node-1"
+    shell = Shell(tmp_path, "", root, ZK_DATA=str(node / "data"), COPY=str(tmp_path / "copy"))
+    if not running:
+        plain = Settings.zoo_cfg
+        monkeypatch.setattr(Settings, "zoo_cfg", lambda *given: f"{plain(*given)}dataLogDir=./log\n")
+        shell.env["ZK_LOG"] = str(node / "log")
+        node.joinpath("data", "version-2.before-20260101-000000").mkdir(parents=True)
     with serve() as server:
         port = server.ports[0]
         shell.env["ZKMQ_HOSTS"] = server.hosts
