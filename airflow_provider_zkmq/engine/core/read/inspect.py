@@ -514,13 +514,16 @@ def list_tasks(
 ) -> Procedure[list[Task]]:
     """The tasks that every given argument accepts, at most `limit`. Not a snapshot of one moment.
 
-    `state` and `status` are words such as ``"inserted"`` and ``"queued-with-backoff"``; `selector` is about filters.
-    `ids`: only these, each once, in the order of the ids; one that was never enqueued, or has been collected, is left
-    out. `batch`: only its members, in the order of their ids; those that were collected or dropped are gone. A task
-    whose record cannot be read is reported in the log and left out.
-    `parts`: which of ``data``, ``metadata``, ``result`` and ``progress`` (with its note) are read; what is not is empty
-    in the tasks (``b""``, ``{}``, None), and costs nothing but, for ``data``, one small request for each task. All
-    tasks are in memory together: read many large ones in several calls.
+    - `ids`: only these, each once, in the order of the ids; one that was never enqueued, or has been collected, is left
+      out.
+    - `state` and `status`: words such as ``"inserted"`` and ``"queued-with-backoff"``. `selector`: about filters.
+    - `batch`: only its members, in the order of their ids; those that were collected or dropped are gone.
+    - `parts`: which of ``data``, ``metadata``, ``result`` and ``progress`` (with its note) are read; what is not is
+      empty in the tasks (``b""``, ``{}``, None), and costs nothing but, for ``data``, one small request for each task.
+
+    All tasks are in memory together: read many large ones in several calls. A task whose record cannot be read is
+    reported in the log and left out. A requeue that waits for the run before it, and a batch's ``then``, are no tasks
+    yet.
 
     Raises `ConfigError` for a bad id, an unknown state, status, selector or part, or a negative limit; `QueueNotFound`;
     `TaskNotFound` for a batch that does not exist.
