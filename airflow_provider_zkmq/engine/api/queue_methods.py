@@ -176,14 +176,18 @@ class AsyncQueueMethods(QueueBase[AsyncUnitOfWork], AsyncClaiming[AsyncClaim]):
     ) -> list[AsyncClaim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
 
-        `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in
-        the queue's order, and are taken together in few transactions: tasks that one transaction took have the same
-        token. A call that is cancelled or interrupted gives back all that it took. `prefetch`: all but the first are
-        handled later, or ``"all"`` of them; until `begin` says that one is, the death of this process, or the end of
-        its lease, counts it as no attempt. `max_leases`, of claims with a `lease`: no more are taken than leave the
-        queue with so many leases, whoever holds them, and however many claim under a bound at once; other claims of the
-        same moment may come on top. Where there is no room for one, the list is empty at once. The other arguments are
-        `claim`'s. Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
+        They come in the queue's order, and are taken together in few transactions: tasks that one transaction took have
+        the same token. A call that is cancelled or interrupted gives back all that it took. The arguments are
+        `claim`'s, and:
+
+        - `timeout`: for how many seconds the first of them is waited for; what is there by then is taken.
+        - `prefetch`: all but the first are handled later, or ``"all"`` of them. Until `begin` says that one is, the
+          death of this process, or the end of its lease, counts it as no attempt.
+        - `max_leases`, of claims with a `lease`: no more are taken than leave the queue with so many leases, whoever
+          holds them, and however many claim under a bound at once; other claims of the same moment may come on top.
+          Where there is no room for one, the list is empty at once.
+
+        Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
         """
         return await self._take(
             claim.request_claims(
@@ -717,14 +721,18 @@ class QueueMethods(QueueBase[UnitOfWork], SyncClaiming[Claim]):
     ) -> list[Claim]:
         """Take the first `n` tasks that fit (1 to 64), or as many as there are; an empty list when there was none.
 
-        `timeout`: for how many seconds the first of them is waited for; what is there by then is taken. They come in
-        the queue's order, and are taken together in few transactions: tasks that one transaction took have the same
-        token. A call that is cancelled or interrupted gives back all that it took. `prefetch`: all but the first are
-        handled later, or ``"all"`` of them; until `begin` says that one is, the death of this process, or the end of
-        its lease, counts it as no attempt. `max_leases`, of claims with a `lease`: no more are taken than leave the
-        queue with so many leases, whoever holds them, and however many claim under a bound at once; other claims of the
-        same moment may come on top. Where there is no room for one, the list is empty at once. The other arguments are
-        `claim`'s. Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
+        They come in the queue's order, and are taken together in few transactions: tasks that one transaction took have
+        the same token. A call that is cancelled or interrupted gives back all that it took. The arguments are
+        `claim`'s, and:
+
+        - `timeout`: for how many seconds the first of them is waited for; what is there by then is taken.
+        - `prefetch`: all but the first are handled later, or ``"all"`` of them. Until `begin` says that one is, the
+          death of this process, or the end of its lease, counts it as no attempt.
+        - `max_leases`, of claims with a `lease`: no more are taken than leave the queue with so many leases, whoever
+          holds them, and however many claim under a bound at once; other claims of the same moment may come on top.
+          Where there is no room for one, the list is empty at once.
+
+        Raises `ConfigError`, also for another `n`, and `QueueNotFound`, also while it waits.
         """
         return self._take(
             claim.request_claims(
