@@ -231,7 +231,7 @@ def test_the_help_of_each_verb_ends_with_an_example_that_is_understood(cli: Cli,
             words = shlex.split(" ".join(example.split()))[1:]
             assert VERBS[verb_of(" ".join(words))] is VERBS[verb]
             if words[0] not in {"worker", "server", "examples"}:
-                ended = cli.run(*words, "--hosts", "127.0.0.1:1")
+                ended = cli.run(*words, "--hosts", "127.0.0.1:1", "--connect-timeout", "0.1")
                 assert ended.returncode in {1, 2, 6}, ended.stderr
                 assert "(see zkmq" not in ended.stderr, ended.stderr
 
