@@ -101,13 +101,16 @@ format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# What a release has, in `dist`: sdist, wheel, SBOM and their digests. Everybody gets the same bytes from the same commit.
+# What a release has, in `dist`: sdist, wheel, SBOM and their digests. By the same hatchling, everybody gets the same sdist and
+# wheel from the same commit.
 dist: $(VENV)/.ready
 	$(BIN)/python -m tests.release
 
-# Known vulnerabilities of all that is installed here. It asks osv.dev: without the network it fails.
+# Known vulnerabilities of all that is installed here, and of what the page's bundle holds. It asks osv.dev and npm: without
+# the network it fails.
 audit: $(VENV)/.ready
 	$(BIN)/pip-audit --local --skip-editable --vulnerability-service osv
+	cd airflow_provider_zkmq/plugins/page && npm audit --package-lock-only --omit=dev
 
 clean:
 	rm -rf dist $(VENV) $(VENV)-spark $(VENV)-matrix .zkmq .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

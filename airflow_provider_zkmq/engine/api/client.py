@@ -100,7 +100,8 @@ class ClientBase(Api):
         """Blocking: stop the upkeep, take the consumers off the register, end the session."""
         if self._session.closed:
             return
-        call_deadline = self._session.close_timeout()
+        settles = any(context.claims.deferred for context in list(self._contexts.values()))
+        call_deadline = self._session.close_timeout(settles=settles)
         call_deadline.begin()
         deadline = call_deadline.deadline()
         try:

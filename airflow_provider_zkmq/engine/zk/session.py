@@ -538,6 +538,8 @@ class TlsHandler(Handler):
 
 #: For so long the end of a session is waited for whose servers have not answered before.
 CLOSING_SECONDS: Final = 1.0
+#: For so long it is waited for where nothing is left to settle: the servers end it by themselves.
+LEAVING_SECONDS: Final = 3.0
 
 
 def _is_no_secret(record: logging.LogRecord) -> bool:
@@ -644,10 +646,13 @@ class Session:
         if os.getpid() != self.pid:
             raise TransportError("this connection was opened in another process: connect again after a fork")
 
-    def close_timeout(self) -> CallDeadline:
-        """How long closing waits for servers; callers that have just waited in vain do not once more."""
-        most = self.config.request_timeout
-        return CallDeadline(min(most, CLOSING_SECONDS) if self.silent else most)
+    def close_timeout(self, *, settles: bool) -> CallDeadline:
+        """How long closing waits for servers: as any call where it `settles` what was handled, else a moment.
+
+        Callers that have just waited in vain do not once more.
+        """
+        enough = CLOSING_SECONDS if self.silent else self.config.request_timeout if settles else LEAVING_SECONDS
+        return CallDeadline(min(self.config.request_timeout, enough))
 
     def call_deadline(self) -> CallDeadline:
         """How long a call that begins now waits for servers."""
