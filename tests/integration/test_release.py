@@ -237,7 +237,7 @@ def test_a_clean_environment_runs_a_task(
 
 
 def oldest(*extras: str) -> list[str]:
-    """The oldest releases that are declared, of what the package and these extras need; without Java, Airflow and Spark."""
+    """The oldest releases that are declared of what the package and these extras need; without Java and Spark."""
     project = tomllib.loads((release.TOP / "pyproject.toml").read_text())["project"]
     declared = [
         *project["dependencies"],
