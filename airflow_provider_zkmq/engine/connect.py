@@ -37,7 +37,7 @@ class Zkmq(Client):
         Raises `ConfigError`, also where what stands under the root has another version's layout; `Unavailable` naming
         the hosts, `HostNotFound` and `TlsRefused` at once; `AccessDenied`, `NotSecured`.
 
-        ``textqueue:///path/dir`` instead of hosts: a `FileClient`, which has the same methods over files.
+        ``textqueue:///path/dir`` instead of hosts: a `FileClient`, with those methods that a file can carry out.
         """
         if isinstance(hosts, str) and hosts.startswith(FILES):
             from ..filequeue import FileClient

@@ -539,7 +539,7 @@ class TlsHandler(Handler):
 #: For so long the end of a session is waited for whose servers have not answered before.
 CLOSING_SECONDS: Final = 1.0
 #: For so long it is waited for where nothing is left to settle: the servers end it by themselves.
-LEAVING_SECONDS: Final = 3.0
+DISCONNECT_SECONDS: Final = 3.0
 
 
 def _is_no_secret(record: logging.LogRecord) -> bool:
@@ -651,7 +651,7 @@ class Session:
 
         Callers that have just waited in vain do not once more.
         """
-        enough = CLOSING_SECONDS if self.silent else self.config.request_timeout if settles else LEAVING_SECONDS
+        enough = CLOSING_SECONDS if self.silent else self.config.request_timeout if settles else DISCONNECT_SECONDS
         return CallDeadline(min(self.config.request_timeout, enough))
 
     def call_deadline(self) -> CallDeadline:
