@@ -153,16 +153,17 @@ def test_every_public_method_has_an_example(subtests: pytest.Subtests) -> None:
 
 
 def test_every_public_class_has_an_example() -> None:
-    """A program of the reference uses it; those of Airflow are linked to a DAG or a page that a test runs."""
+    """A program of the reference uses it; those of Airflow are also linked to a DAG or a page that a test runs."""
     code = "\n".join(map(shown_on, REFERENCE))
     names = [name for package, module in PUBLIC.items() for name in module.__all__]
     assert not [name for name in names if not re.search(rf"\b{name}\b", code)]
-    page = text(TOP / "docs/reference/airflow.md")
+    page, programs = text(TOP / "docs/reference/airflow.md"), shown_on(TOP / "docs/reference/airflow.md")
     sections = [part.partition("\n")[::2] for part in re.split(r"^::: ", page, flags=re.MULTILINE)[1:]]
     links = [(name.rpartition(".")[2], re.search(r"Example: \[[^]]+\]\(([^)#]+)", rest)) for name, rest in sections]
     for name, link in links:
         if name.startswith("Zkmq") and name not in MADE_BY_OTHERS:
-            assert link, f"{name} has no example"
+            assert link, f"{name} has no longer example"
+            assert SPELT.get(name, name) in programs, f"{name} is not shown"
             example = text((TOP / "docs/reference" / link[1]).resolve())
             assert SPELT.get(name, name) in example
 
@@ -205,6 +206,16 @@ def test_each_metric_of_a_worker_is_told_and_no_other() -> None:
     named = set(re.findall(r"``(zkmq_\w+)``", WorkerMetrics.__doc__ or ""))
     listed_names = set(re.findall(r"^\| `(zkmq_\w+)`", text(TOP / "docs/reference/metrics.md"), re.MULTILINE))
     assert named == listed_names
+
+
+def test_each_outcome_of_a_delivery_is_explained_and_no_other() -> None:
+    """Those that the engine writes into the history of a task."""
+    engine_modules = (module.text for module in modules() if module.path.startswith(f"{PACKAGE}/engine/"))
+    written = {name for code in engine_modules for name in re.findall(r'\bwith_attempt\(\s*"(\w+)"', code)}
+    page = text(TOP / "docs/reference/events.md")
+    told = re.findall(r"^\| `(\w+)` \|.*\| (?:yes|no)[^|]* \|$", page, re.MULTILINE)
+    assert len(written) > 3
+    assert set(told) == written
 
 
 def test_no_page_outside_of_the_reference_is_long() -> None:

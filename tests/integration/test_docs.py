@@ -232,6 +232,7 @@ def test_the_dags_of_the_pages_are_dags(subtests: pytest.Subtests) -> None:
             ["orders.claim", "orders.keep", "orders.settle", "orders.ship"],
         ),
         ("acknowledge.md", single, "sorted(claim.dag.task_ids)", ["claim", "keep", "settle", "ship"]),
+        ("reference/airflow.md", "".join(blocks("docs/reference/airflow.md", "python")), "wait.dag.dag_id", "wait"),
         ("airflow-provider.md", upkeep, "[dag.dag_id, dag.schedule]", ["zkmq_maintenance", "@daily"]),
         ("airflow-provider.md", mail, "[type(mail).__name__, *letters_by_mail().task_ids]", ["SmtpNotifier", "look"]),
         *((name, files[name], *DAG_FILES[name]) for name in DAG_FILES),
