@@ -1,4 +1,7 @@
-"""The Airflow that operators, sensors and triggers need. Importing this raises `ImportError` for another, or none."""
+"""The oldest Airflow that operators, sensors, triggers and notifiers work with.
+
+Importing this raises `ImportError` where Airflow is older, or missing. The hook works with any Airflow 3.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def check(release: str) -> None:
 
 try:
     from airflow import __version__
-except ModuleNotFoundError as error:
+except ImportError as error:  # of a mere folder of this name, too, which Airflow's home often is
     if error.name != "airflow":
         raise
     raise ImportError(f"airflow-provider-zkmq {_REMEDY}; there is none") from error

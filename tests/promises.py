@@ -1,6 +1,6 @@
 """A failed test says which promise is broken and how to see it again.
 
-The promises are the rows of two pages, each of which names its tests; for another test it is its docstring.
+Promises are the rows of two pages; each row names its tests. Of any other test, its docstring is shown.
 """
 
 from __future__ import annotations

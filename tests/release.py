@@ -32,7 +32,10 @@ def epoch() -> str:
 
 
 def committed(source: Path, into: Path) -> Path:
-    """The files of the last commit of a repository, in a folder. Raises `CalledProcessError`."""
+    """Write the files of a repository's last commit into a new folder, which is returned.
+
+    Raises `CalledProcessError`.
+    """
     into.mkdir()
     packed = subprocess.run(["git", "archive", "HEAD"], cwd=source, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x"], cwd=into, check=True, input=packed.stdout)
@@ -55,7 +58,7 @@ def digests(files: list[Path]) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def bill_of_materials(version: str, python: Path, source: Path = TOP) -> dict[str, Any]:
+def bill_of_materials(version: str, python: Path, source: Path) -> dict[str, Any]:
     """The SBOM of this version: of an environment in which the wheel alone was installed, and of the page's bundle.
 
     It names the releases that pip chose for that environment, and says neither when nor where it was made. Raises
@@ -95,11 +98,11 @@ def installed(wheel: Path, home: Path) -> Path:
 
 def main() -> int:
     """Fill `dist`; 1 where the two builds differ, or there is no commit to build."""
-    dist = TOP / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
     if not (TOP / ".git").exists():
         sys.stderr.write("a release is built from a commit: this folder is no repository\n")
         return 1
+    dist = TOP / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
     if _ran("git", "status", "--porcelain", folder=TOP):
         sys.stderr.write("what is not committed is left out\n")
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +114,7 @@ def main() -> int:
             return 1
         (wheel,) = dist.glob("*.whl")
         name, version = wheel.name.split("-")[:2]
-        bill = bill_of_materials(version, installed(wheel, Path(folder) / "environment"))
+        bill = bill_of_materials(version, installed(wheel, Path(folder) / "environment"), source)
     (dist / f"{name}-{version}.cdx.json").write_text(json.dumps(bill, indent=2) + "\n")
     _ran(sys.executable, "-m", "twine", "check", "--strict", *map(str, [wheel, *dist.glob("*.tar.gz")]))
     sums = "".join(f"{digest}  {name}\n" for name, digest in digests(sorted(dist.iterdir())).items())

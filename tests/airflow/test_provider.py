@@ -266,14 +266,20 @@ def test_an_airflow_that_is_too_old_is_refused_in_one_sentence(release):
         airflow_release.check(release)
 
 
-def test_without_airflow_an_operator_says_what_to_install():
-    """Where another package of Airflow is missing, that is what is said."""
-    code = "import sys; sys.modules['airflow'] = None; import airflow_provider_zkmq.operators.zkmq"
+@pytest.mark.parametrize("missing", ["None", "types.ModuleType('airflow')"], ids=["no airflow", "a folder"])
+def test_without_airflow_an_operator_says_what_to_install(missing):
+    """Also where a folder is named so, as Airflow's home often is, which Python takes for an empty package."""
+    code = f"import sys, types; sys.modules['airflow'] = {missing}; import airflow_provider_zkmq.operators.zkmq"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=TOP)
     assert done.stderr.splitlines()[-1].endswith("pip install 'airflow-provider-zkmq[airflow]'; there is none")
 
 
+def test_the_oldest_airflow_is_that_of_the_extra():
+    """The check and what pip resolves say the same."""
+    assert f'"apache-airflow>={airflow_release.OLDEST},<4"' in (TOP / "pyproject.toml").read_text()
+
+
 def test_newer_releases_of_airflow_are_taken():
     """Also those before a release."""
-    for release in ("3.3.1", "3.4.0.dev0", "3.10.0rc1", "4.0.0"):
+    for release in ("3.3.1", "3.4.0.dev0", "3.10.0rc1"):
         airflow_release.check(release)

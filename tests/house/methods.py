@@ -140,10 +140,10 @@ def documentation(procedure: Callable[..., Any]) -> str:
             raise ValueError(f"the first line of {procedure.__qualname__} is too long for a method")
         lines.append("")
         for part in re.split(r"\n(?=- )", paragraph):
+            indent, words = "  " if part.startswith("- ") else "", " ".join(part.split())
             wide = any(len(line) > WIDTH for line in part.splitlines())
-            indent, words = ("  ", re.sub(r"\n  ", "\n", part)) if part.startswith("- ") else ("", part)
-            filled = textwrap.fill(words, WIDTH, subsequent_indent=indent, break_on_hyphens=False) if wide else part
-            lines += filled.splitlines()
+            filled = textwrap.fill(words, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+            lines += (filled if wide else part).splitlines()
     return "\n".join([*lines[1:], ""]) if len(lines) > 2 else lines[1]
 
 

@@ -136,7 +136,7 @@ def test_tests_named_in_the_architecture_exist() -> None:
     assert all(f"def {name}(" in tests for name in names)
 
 
-def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
+def test_every_promise_names_a_test_that_exists() -> None:
     """Each statement has its test, by file and name."""
     named = [re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1]) for page in promises.PAGES for row in rows(page)]
     assert all(named), "a row names no test"
@@ -144,7 +144,7 @@ def test_every_row_of_the_semantics_names_a_test_that_exists() -> None:
         assert f"def {name}(" in (TOP / "tests" / path).read_text(), f"{path}::{name}"
 
 
-def test_every_call_of_the_semantics_exists() -> None:
+def test_every_call_of_a_promise_exists() -> None:
     """Each call that a statement names is a public name, or Spark's own with our format."""
     homes = {
         "TextQueue": TextQueue,

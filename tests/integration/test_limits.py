@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 
 from airflow_provider_zkmq.embedded import EmbeddedServer
-from airflow_provider_zkmq.engine import Claim, ConfigError, Integer, Limit, Message, Queue, String, Zkmq
+from airflow_provider_zkmq.engine import (
+    Claim,
+    ConfigError,
+    Integer,
+    Limit,
+    Message,
+    Queue,
+    RetryPolicy,
+    String,
+    Zkmq,
+)
 from airflow_provider_zkmq.engine.core.claim import limits
 from tests.integration.clients import clients, end_session, kazoo
 from tests.integration.conftest import started, waits
@@ -386,3 +396,20 @@ def _worker(hosts: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "airflow_provider_zkmq", "worker", "q", "--hosts", hosts, "--root", "/limited"]
     command += ["--handler", "tests.integration.limited_worker:handle", "--threads", "4", "--session-timeout", "2"]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def test_a_customer_s_tasks_stay_in_order_whatever_fails(q: Queue) -> None:
+    """One after the other, in strict order, without a pause before a retry: what failed comes again before the next."""
+    limit = Limit(concurrency=1, by="customer")
+    q.configure(filters={"customer": String()}, order="fifo", limit=limit, policy=RetryPolicy(attempts=None, factor=0))
+    q.enqueue_many([Message(b"x", {"customer": name[0]}, task_id=name) for name in ("a1", "b1", "a2", "a3")])
+    handled = []
+    while claim := q.claim():
+        handled.append(claim.task.id)
+        if len(handled) % 2:
+            claim.fail("again")
+        else:
+            claim.complete()
+    assert [name for name in handled if name[0] == "a"] == sorted(name for name in handled if name[0] == "a")
+    assert q.counts()["finished"] == 4
+    assert len(handled) == 8

@@ -50,7 +50,7 @@ LIMIT_S = 120
 
 
 class Shell:
-    """A shell of somebody on call: runs blocks of the page, and knows which were run."""
+    """A shell of somebody on call, which runs blocks of the page."""
 
     def __init__(self, folder: Path, hosts: str, root: str, **variables: str) -> None:
         self.folder = folder

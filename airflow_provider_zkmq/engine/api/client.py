@@ -24,7 +24,7 @@ from ..errors import Unsupported, ZkmqError
 from ..log import log
 from ..zk.connection import CallDeadline, left
 from ..zk.procedure_drivers import open_session, run
-from ..zk.session import Session, ThreadSignal
+from ..zk.session import CLOSING_SECONDS, DISCONNECT_SECONDS, Session, ThreadSignal
 from .background_maintenance import MaintenanceThread, finish_later
 from .calls import Api, AsyncApi, SyncApi, in_thread, not_cleaned_up
 from .queue import AsyncQueue, Queue
@@ -97,33 +97,35 @@ class ClientBase(Api):
         return self._session.server_version()
 
     def _close(self) -> None:
-        """Blocking: stop the upkeep, take the consumers off the register, end the session."""
-        if self._session.closed:
+        """Blocking: stop the upkeep, take the consumers off the register, end the session.
+
+        What was handled has as long to be settled as any call has; the rest takes some seconds at the most.
+        """
+        session, most = self._session, self.config.request_timeout
+        if session.closed:
             return
-        settles = any(context.claims.deferred for context in list(self._contexts.values()))
-        call_deadline = self._session.close_timeout(settles=settles)
-        call_deadline.begin()
-        deadline = call_deadline.deadline()
+        moment = min(most, CLOSING_SECONDS if session.silent else DISCONNECT_SECONDS)
+        settle_deadline, close_deadline = CallDeadline(moment if session.silent else most), CallDeadline(moment)
         try:
             if self._maintenance is not None:
-                self._maintenance.stop(left(deadline))
+                self._maintenance.stop(moment)
             for context in list(self._contexts.values()):
                 context.signal.fire()
-                if os.getpid() == self._session.pid:
-                    _leave(self._session, context, call_deadline)
+                if os.getpid() == session.pid:
+                    _leave(session, context, settle_deadline, close_deadline)
         finally:
-            self._session.close(left(deadline))
+            session.close(max(left(close_deadline.deadline()), min(most, CLOSING_SECONDS)))
             if self._maintenance is not None:
-                self._maintenance.join(left(deadline))
+                self._maintenance.join(min(most, CLOSING_SECONDS))
 
 
-def _leave(session: Session, context: Context, call_deadline: CallDeadline) -> None:
+def _leave(session: Session, context: Context, settle_deadline: CallDeadline, close_deadline: CallDeadline) -> None:
     """What was handled is settled, and the consumer taken off the register, if there is a connection."""
     try:
         if session.connected.is_set() and context.claims.deferred:
-            run(session, settle_last(context), call_deadline)
+            run(session, settle_last(context), settle_deadline)
         if session.connected.is_set():
-            run(session, unregister(context), call_deadline)
+            run(session, unregister(context), close_deadline)
     except ZkmqError as error:
         log.info("leaving queue %r: %s; the end of the session does the rest", context.queue, error)
 

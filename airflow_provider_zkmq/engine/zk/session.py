@@ -538,7 +538,7 @@ class TlsHandler(Handler):
 
 #: For so long the end of a session is waited for whose servers have not answered before.
 CLOSING_SECONDS: Final = 1.0
-#: For so long it is waited for where nothing is left to settle: the servers end it by themselves.
+#: For so long a client that closes waits to be taken off the register; else the end of its session does that.
 DISCONNECT_SECONDS: Final = 3.0
 
 
@@ -645,14 +645,6 @@ class Session:
         """Raise in a process that inherited the connection, before it meets a lock that nobody there will free."""
         if os.getpid() != self.pid:
             raise TransportError("this connection was opened in another process: connect again after a fork")
-
-    def close_timeout(self, *, settles: bool) -> CallDeadline:
-        """How long closing waits for servers: as any call where it `settles` what was handled, else a moment.
-
-        Callers that have just waited in vain do not once more.
-        """
-        enough = CLOSING_SECONDS if self.silent else self.config.request_timeout if settles else DISCONNECT_SECONDS
-        return CallDeadline(min(self.config.request_timeout, enough))
 
     def call_deadline(self) -> CallDeadline:
         """How long a call that begins now waits for servers."""
