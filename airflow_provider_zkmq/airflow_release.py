@@ -1,11 +1,10 @@
 """The oldest Airflow that operators, sensors, triggers and notifiers work with.
 
-Importing this raises `ImportError` where Airflow is older, or missing. The hook works with any Airflow 3.
+Importing this raises `ImportError` where Airflow is older, or missing.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 OLDEST: Final = "3.3.1"
@@ -14,8 +13,9 @@ _REMEDY: Final = f"needs Airflow {OLDEST} or newer: pip install 'airflow-provide
 
 def check(release: str) -> None:
     """Raise `ImportError` for a release of Airflow that is too old."""
-    numbers, oldest = (tuple(map(int, re.findall(r"\d+", text)[:3])) for text in (release, OLDEST))
-    if numbers < oldest:
+    from packaging.version import Version  # comes with Airflow
+
+    if Version(release) < Version(OLDEST):
         raise ImportError(f"airflow-provider-zkmq {_REMEDY}; this is {release}")
 
 

@@ -245,7 +245,8 @@ class Live:
         try:
             future.set_result(read())
         except BaseException as error:
-            self._shared[key] = now + SHARED_SECONDS, future  # a failure may pass: nobody is told of it for longer
+            with self._lock:
+                self._shared[key] = now + SHARED_SECONDS, future  # a failure may pass: nobody is told of it for longer
             future.set_exception(error)
             raise
         return future.result()

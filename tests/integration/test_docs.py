@@ -160,15 +160,11 @@ def test_every_call_of_a_promise_exists() -> None:
         "task": Running,
     }
     cells = [row[-2] for page in promises.PAGES for row in rows(page) if len(row) > 3 or "reference" in page]
-    other = re.compile(
-        r'zkmq .*|(GET|POST) .*|(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)'
-    )  # not Python of ours
-    calls = [call for cell in cells for call in re.findall(r"`([^`]+)`", cell) if not other.fullmatch(call)]
-    folders = [
-        TOP / "airflow_provider_zkmq" / name
-        for name in ("operators", "sensors", "triggers", "notifications", "plugins")
-    ]
-    airflow = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
+    not_ours = re.compile(r'zkmq .*|(GET|POST) .*|(spark\.read|df\.write)(Stream)?\.format\("zkmq"\)')
+    calls = [call for cell in cells for call in re.findall(r"`([^`]+)`", cell) if not not_ours.fullmatch(call)]
+    folders = ("operators", "sensors", "triggers", "notifications", "plugins")
+    modules = [path for folder in folders for path in (TOP / "airflow_provider_zkmq" / folder).glob("*.py")]
+    airflow = "".join(path.read_text() for path in modules)
     assert calls
     for call in calls:
         names = re.match(r"(?:with )?(\w+)(?:\(q\))?(?:\.(\w+))?", call)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -23,10 +24,13 @@ from airflow_provider_zkmq.engine import (
     HostNotFound,
     Message,
     OutcomeUnknown,
+    Success,
     TransportError,
     Unavailable,
     Zkmq,
 )
+from airflow_provider_zkmq.engine.api import client
+from airflow_provider_zkmq.engine.core.tasks.settle_by_outcome import Settlement
 from tests.integration.conftest import taken
 from tests.integration.fronts import connected, event_loop
 from tests.support import eventually, fresh_root
@@ -261,3 +265,26 @@ def test_closing_ends_in_time(tmp_path: Path) -> None:
             come_back(0)
             assert [one.error for one in ended] == [None, None]
             assert max(one.seconds for one in ended) < 10
+
+
+@pytest.mark.full
+def test_what_was_handled_is_settled_by_closing_however_long_a_server_is_silent(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its completion has as long as any call; the caller hears of a success, and the task is finished for others."""
+    monkeypatch.setattr(client, "DISCONNECT_SECONDS", 0.05)
+    root, settled = fresh_root(), SimpleQueue[tuple[bool, Exception | None]]()
+    zk = Zkmq.connect(server.hosts, root=root, request_timeout=60, session_timeout=60, gc=False)
+    zk.queue("a").enqueue(b"x", task_id="x")
+    claim = taken(zk.queue("a"))
+    with frozen(server):
+        claim.settle_later(Success(b"done"), Settlement(), lambda *told: settled.put(told))
+        closing = threading.Thread(target=zk.close)
+        closing.start()
+        closing.join(1)  # far longer than closing waits where nothing is to be settled
+        assert settled.empty()
+    closing.join(60)
+    assert settled.get(timeout=1) == (True, None)
+    with Zkmq.connect(server.hosts, root=root, gc=False) as other:
+        assert other.queue("a").wait(["x"], timeout=60)[0].result == b"done"
+        assert other.queue("a").claim() is None

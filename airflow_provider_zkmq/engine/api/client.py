@@ -116,7 +116,7 @@ class ClientBase(Api):
         finally:
             session.close(max(left(close_deadline.deadline()), min(most, CLOSING_SECONDS)))
             if self._maintenance is not None:
-                self._maintenance.join(min(most, CLOSING_SECONDS))
+                self._maintenance.join(moment)
 
 
 def _leave(session: Session, context: Context, settle_deadline: CallDeadline, close_deadline: CallDeadline) -> None:
